@@ -32,7 +32,7 @@ from driver.engine.hints import BurstHints, Hints
 from driver.engine.joining import Joiner
 from driver.engine.preparations import PreparationEstimates, PreparationTime
 from driver.engine.runtime_threads import starting_threads_for
-from driver.engine.thread_choice import BoundForm, Meter
+from driver.engine.thread_choice import BoundForm, Meter, PaceWatch
 from driver.interface import Preparation
 from driver.nn.older import form_for_version
 from driver.options import LOW
@@ -133,7 +133,7 @@ class SharedModel:
         self.estimates = Estimates()  # of all clients
         self.joiners: dict[JoinTerms, Joiner] = {}
         self.count: Callable[[], object] | None = None  #: called after each execution, until it is improved
-        self.meter: Meter | None = None
+        self.meter: Meter | PaceWatch | None = None
         self.form: BoundForm | None = None
         self.has_native = False
         self.found = NOTHING_FOUND
@@ -209,7 +209,9 @@ class SharedModel:
         if owner not in self.keepers:
             self.keepers = [*self.keepers[1 - _MOST_SAVINGS :], owner]
 
-    def exchange(self, prepared: PreparedModel, meter: Meter | None, switched: Callable[[], object]) -> None:
+    def exchange(
+        self, prepared: PreparedModel, meter: Meter | PaceWatch | None, switched: Callable[[], object]
+    ) -> None:
         """Put an equal model in place, for another number of threads, and call `switched`. `meter`: of its runs."""
         with self._lock:
             prepared.prepared_from = self.model

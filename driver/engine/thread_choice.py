@@ -9,12 +9,14 @@ after them on the other, and `better` judges by how long they took and how much 
 else: no request is lost, none runs twice, no preparation takes longer.
 
 What is found is kept for calls in a row and for a stream, beside the model in its cache files and, by the digest of a
-file, for as long as the engine lives. The first requests of each burst say at which pace it goes.
+file, for as long as the engine lives. The first requests of each burst say at which pace it goes, and where runs take
+place in Python, later ones say when that changes.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from driver.interface import Device, PreparedModel
     from driver.protocol.prepare_arguments import ThreadsFound
 
-    Clock = Callable[[], tuple[float, float]]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ PAUSE = 1e-3
 """Seconds between two runs: a stream's, and no call in a row."""
 LOOKED_AT, TRIED, WARMING = 16, 24, 4
 """Runs that say what the pace is, runs with each number of threads, and how many of these do not count."""
+REST = 10.0
+"""Seconds after a choice until another pace of the same requests may bring a new one."""
 MOST_BYTES = 2**28
 """Of a model: a larger one is not in memory twice."""
 _MOST_KEPT = 1024
@@ -90,32 +93,60 @@ def number_to_try(threads: int, processors: int) -> int:
     return other if other <= processors else 0
 
 
-def _clock() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
+class Clock(NamedTuple):
+    """What says what time it is, and how much processor time this process has used, both in seconds."""
+
+    now: Callable[[], float] = time.perf_counter
+    used: Callable[[], float] = time.process_time
+
+
+_REAL = Clock()
 
 
 class Meter:
     """A meter of a model's runs, in any threads: calls `done` once, with the figures of the first `most`."""
 
-    def __init__(self, most: int, done: Callable[[RunFigures], object], clock: Clock = _clock) -> None:
+    def __init__(self, most: int, done: Callable[[RunFigures], object], clock: Clock = _REAL) -> None:
         self._most, self._done, self._clock = most, done, clock
         self._numbers, self._rows = count(1), list[tuple[float, float, float]]()
-        self._ended, self._is_over = clock()[0], False
+        self._ended, self._is_over = clock.now(), False
 
     def run(self, run: Callable[[], object]) -> None:
         """Run it, and note what that takes. Raise what it raises, which is not noted."""
         if self._is_over:
             run()
             return
-        began, used = self._clock()
+        began, used = self._clock.now(), self._clock.used()
         run()
-        ended, used_then = self._clock()
+        ended, used_then = self._clock.now(), self._clock.used()
         self._rows.append((ended - began, used_then - used, began - self._ended))
         self._ended = ended
         if next(self._numbers) == self._most:
             # What is bound may keep this object for long, and `done` knows models.
             done, self._done, self._is_over = self._done, _nothing, True
             done(RunFigures(*map(float, np.median(self._rows[WARMING:], axis=0))))
+
+
+class PaceWatch:
+    """A watch on the pace of a model whose number of threads is found: calls `changed` once, with figures of the last
+    run, when enough in a row came at the other pace, but not soon.
+    """
+
+    def __init__(self, changed: Callable[[RunFigures], object], clock: Clock, *, is_stream: bool) -> None:
+        self._changed, self._now, self._is_stream, self._others = changed, clock.now, is_stream, 0
+        self._ended = clock.now()
+        self._earliest = self._ended + REST
+
+    def run(self, run: Callable[[], object]) -> None:
+        """Run it, and note when."""
+        began = self._now()
+        run()
+        ended = self._now()
+        rest, self._ended = began - self._ended, ended
+        self._others = self._others + 1 if (rest >= PAUSE) != self._is_stream else 0
+        if self._others >= LOOKED_AT and ended > self._earliest:
+            self._earliest, changed = math.inf, self._changed
+            changed(RunFigures(ended - began, 0.0, rest))
 
 
 def _nothing(_: RunFigures) -> None:
@@ -160,7 +191,7 @@ class ThreadChooser:
         device: Device,
         forget_plans: Callable[[], object],
         remember: Callable[[SharedModel], object] = lambda _: None,
-        clock: Clock = _clock,
+        clock: Clock = _REAL,
     ) -> None:
         """`forget_plans`: has all requests bound anew. `remember`: keeps what was found beside the model. `clock`: says
         what time it is, and how much processor time was used.
@@ -183,7 +214,7 @@ class ThreadChooser:
         if not is_open or shared.region.nbytes > MOST_BYTES:
             return
         with self._lock:
-            if shared.meter is None:
+            if shared.meter is None or isinstance(shared.meter, PaceWatch):
                 shared.meter = Meter(LOOKED_AT, _Choice(self, weakref.ref(shared), uid, pace).looked, self._clock)
 
     def submit(self, uid: int, step: Callable[[], object]) -> None:
@@ -225,13 +256,20 @@ class ThreadChooser:
         """Run later requests on `prepared`, and measure them."""
         shared.exchange(prepared, Meter(TRIED, done, self._clock), self._forget_plans)
 
-    def settle(self, shared: SharedModel, uid: int, prepared: PreparedModel) -> None:
-        """Run later requests on `prepared`, and measure nothing until a burst begins."""
+    def settle(self, shared: SharedModel, uid: int, prepared: PreparedModel, watch: PaceWatch) -> None:
+        """Run later requests on `prepared`, and measure nothing until the pace changes. Runs that need no Python are
+        not watched for that: the next burst tells.
+        """
         self._trying[uid].discard(shared)
+        meter = None if shared.has_native else watch
         if prepared is not shared.prepared or shared.has_native:
-            shared.exchange(prepared, None, self._forget_plans)
+            shared.exchange(prepared, meter, self._forget_plans)
         else:
-            shared.meter = None  # what is bound to it only calls on
+            shared.meter = meter
+
+    def watch_for(self, changed: Callable[[RunFigures], object], *, is_stream: bool) -> PaceWatch:
+        """Return a watch on a model at that pace."""
+        return PaceWatch(changed, self._clock, is_stream=is_stream)
 
     def keep(self, shared: SharedModel, uid: int) -> None:
         """Keep what was found for later preparations."""
@@ -265,7 +303,7 @@ class _Choice(NamedTuple):
         other = None
         if wanted not in {0, present.threads}:
             if not self.chooser.may_try(shared, self.uid):  # a later burst may
-                self.chooser.settle(shared, self.uid, present)
+                self._settle(shared, present, is_stream=figures.is_stream)
                 return
             other = self.chooser.candidate(shared, wanted, self.uid, self.pace)
         if other is not None and not known:
@@ -273,7 +311,11 @@ class _Choice(NamedTuple):
             return
         if not known:  # there is nothing to compare with
             shared.found = shared.found.with_number(present.threads, is_stream=figures.is_stream)
-        self.chooser.settle(shared, self.uid, other or present)
+        self._settle(shared, other or present, is_stream=figures.is_stream)
+
+    def _settle(self, shared: SharedModel, prepared: PreparedModel, *, is_stream: bool) -> None:
+        watch = self.chooser.watch_for(self.looked, is_stream=is_stream)
+        self.chooser.settle(shared, self.uid, prepared, watch)
 
     def _tried(self, present: PreparedModel, other: PreparedModel, its: RunFigures) -> None:
         """Measure the present number in the same way."""
@@ -293,6 +335,6 @@ class _Choice(NamedTuple):
             if own.is_stream == its.is_stream:  # else the pace has changed meanwhile: the next burst begins anew
                 shared.found = shared.found.with_number(best.threads, is_stream=own.is_stream)
                 self.chooser.keep(shared, self.uid)
-            self.chooser.settle(shared, self.uid, best if own.is_stream == its.is_stream else present)
+            self._settle(shared, best if own.is_stream == its.is_stream else present, is_stream=its.is_stream)
 
         self.chooser.submit(self.uid, judge)

@@ -13,7 +13,18 @@ import pytest
 
 import driver
 from driver.engine.models import SharedModel
-from driver.engine.thread_choice import LOOKED_AT, MOST_BYTES, TRIED, BoundForm, RunFigures, ThreadChooser, better
+from driver.engine.thread_choice import (
+    LOOKED_AT,
+    MOST_BYTES,
+    REST,
+    TRIED,
+    BoundForm,
+    Clock,
+    Meter,
+    RunFigures,
+    ThreadChooser,
+    better,
+)
 from driver.engine.thread_choice import number_to_try as tried
 from driver.interface import BindOptions, BoundExecution, PreparedModel
 from driver.protocol.prepare_arguments import ThreadsFound
@@ -27,14 +38,15 @@ FASTER_IN_TWO = {1: (22.4 * MS, 22.6 * MS), 2: (14.8 * MS, 25.5 * MS)}
 X = np.zeros((1, 4), np.float32)
 
 
-class Clock:
+class SimulatedTime:
     """Time that passes when it is told to."""
 
     def __init__(self):
         self.now, self.used = 100.0, 1.0
 
-    def __call__(self):
-        return self.now, self.used
+    @property
+    def clock(self):
+        return Clock(lambda: self.now, lambda: self.used)
 
     def pass_(self, seconds, used=0.0):
         self.now, self.used = self.now + seconds, self.used + used
@@ -68,7 +80,7 @@ class Runtime:
     hal_version, native = "1.3", None
 
     def __init__(self, costs, bits=(0, 7, 7)):
-        self.clock, self.costs, self.bits, self.ran, self.made = Clock(), costs, bits, [], []
+        self.clock, self.costs, self.bits, self.ran, self.made = SimulatedTime(), costs, bits, [], []
 
     def prepare(self, model, preparation):
         self.made.append(preparation.threads)
@@ -85,7 +97,7 @@ class Served:
         self.device, self.kept, self.forgotten = like.device if like else Runtime(costs, **more), [], 0
         region, prepared = SimpleNamespace(nbytes=nbytes), Prepared(self.device, threads)
         self.shared = SharedModel(region, (0, 0), builder.build(), prepared, file=b"a digest")
-        made = ThreadChooser(self.device, self.forget, self.kept.append, self.device.clock)
+        made = ThreadChooser(self.device, self.forget, self.kept.append, self.device.clock.clock)
         made.processors, made.submit = processors, lambda _uid, step: step()
         self.chooser = like.chooser if like else made
 
@@ -108,7 +120,7 @@ class Served:
         """A burst that is long enough for a choice. Return the number of threads after it."""
         self.begin()
         self.request(rest, LOOKED_AT + 2 * TRIED)
-        assert self.shared.meter is None
+        assert not isinstance(self.shared.meter, Meter)
         return self.shared.prepared.threads
 
 
@@ -283,3 +295,24 @@ def test_a_served_model_is_measured_by_its_requests(place, heard, kit):
         with kit.living(CHOOSING) as living, living.prepare_from_cache(model, files.cache()) as restored:
             assert restored.run(X)[0].tolist() == (X + 1).tolist()
     assert heard("prepare")[-1]["threads"] == 1
+
+
+def test_a_stream_that_begins_in_a_burst_is_recognised():
+    """After calls in a row, frames with pauses: each pace gets its number, but not soon after another one."""
+    served = Served(FASTER_IN_TWO, threads=1)
+    assert served.choose(IN_A_ROW) == 2
+    served.device.costs = FASTER_IN_ONE
+    served.request(STREAM, LOOKED_AT)
+    assert served.device.made == [2]  # it is too soon
+    served.device.clock.pass_(REST)
+    served.request(STREAM, LOOKED_AT + 2 * TRIED)
+    assert served.shared.prepared.threads == 1
+    assert served.shared.found == ThreadsFound(in_a_row=2, in_a_stream=1)
+    served.device.clock.pass_(REST)
+    served.request(IN_A_ROW, LOOKED_AT + 1)
+    assert served.shared.prepared.threads == 2
+    served.request(STREAM, LOOKED_AT - 1)
+    served.request(IN_A_ROW, 1)
+    served.device.clock.pass_(REST)
+    served.request(STREAM, LOOKED_AT - 2)
+    assert served.shared.prepared.threads == 2
