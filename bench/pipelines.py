@@ -6,9 +6,8 @@ Two pipelines: frames of 640 x 480 from a file, 30 a second, cut and scaled for 
 kHz from a file in blocks of 20 ms, through four layers of 512 (.onnx). --files: model files of your own in their place,
 on random inputs, so many a second. In process: the file in its own runtime, on one thread, on two, and as a program has
 it that asks for no number. Burst: the device's own choice, which it has made before the first block
-(docs/preference.md, "Threads at the pace of the requests"); and devices whose executions have one thread and two. Each has
-blocks in turns, so that no other one's threads are awake. Processor time is that of all processes for one frame.
-Nothing is pinned.
+(docs/preference.md); and devices whose executions have one thread and two. Each has blocks in turns, so that no other
+one's threads are awake. Processor time is that of all processes for one frame. Nothing is pinned.
 """
 
 from __future__ import annotations
