@@ -93,20 +93,20 @@ def number_to_try(threads: int, processors: int) -> int:
     return other if other <= processors else 0
 
 
-class Clock(NamedTuple):
-    """What says what time it is, and how much processor time this process has used, both in seconds."""
+class RunClock(NamedTuple):
+    """The time, and the processor time that this process has used, in seconds."""
 
     now: Callable[[], float] = time.perf_counter
     used: Callable[[], float] = time.process_time
 
 
-_REAL = Clock()
+_REAL = RunClock()
 
 
 class Meter:
     """A meter of a model's runs, in any threads: calls `done` once, with the figures of the first `most`."""
 
-    def __init__(self, most: int, done: Callable[[RunFigures], object], clock: Clock = _REAL) -> None:
+    def __init__(self, most: int, done: Callable[[RunFigures], object], clock: RunClock = _REAL) -> None:
         self._most, self._done, self._clock = most, done, clock
         self._numbers, self._rows = count(1), list[tuple[float, float, float]]()
         self._ended, self._is_over = clock.now(), False
@@ -132,7 +132,7 @@ class PaceWatch:
     run, when enough in a row came at the other pace, but not soon.
     """
 
-    def __init__(self, changed: Callable[[RunFigures], object], clock: Clock, *, is_stream: bool) -> None:
+    def __init__(self, changed: Callable[[RunFigures], object], clock: RunClock, *, is_stream: bool) -> None:
         self._changed, self._now, self._is_stream, self._others = changed, clock.now, is_stream, 0
         self._ended = clock.now()
         self._earliest = self._ended + REST
@@ -191,7 +191,7 @@ class ThreadChooser:
         device: Device,
         forget_plans: Callable[[], object],
         remember: Callable[[SharedModel], object] = lambda _: None,
-        clock: Clock = _REAL,
+        clock: RunClock = _REAL,
     ) -> None:
         """`forget_plans`: has all requests bound anew. `remember`: keeps what was found beside the model. `clock`: says
         what time it is, and how much processor time was used.

@@ -19,8 +19,8 @@ from driver.engine.thread_choice import (
     REST,
     TRIED,
     BoundForm,
-    Clock,
     Meter,
+    RunClock,
     RunFigures,
     ThreadChooser,
     better,
@@ -46,7 +46,7 @@ class SimulatedTime:
 
     @property
     def clock(self):
-        return Clock(lambda: self.now, lambda: self.used)
+        return RunClock(lambda: self.now, lambda: self.used)
 
     def pass_(self, seconds, used=0.0):
         self.now, self.used = self.now + seconds, self.used + used
