@@ -24,6 +24,7 @@ from burst.errors import Busy, DeviceEnd, GeneralFailure, Malformed, PeerDied, T
 from burst.exhaustion import running_out
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
+from burst.real_time import lock_ends
 from burst.request_checks import check_request
 from burst.slots import SlotTable, identity_of, why
 from burst.trace import Trace
@@ -188,6 +189,10 @@ class Controller(Closing):
             raise OSError(-code, why())
         self._sockets = ffi.gc(sockets[0], lib.burst_sockets_free)
         return Channel(socket.socket(fileno=far[0])), Channel(socket.socket(fileno=far[1]))
+
+    def lock(self) -> None:
+        """Keep its queues and its trace in memory, from when each page is used. Raise ResourceExhaustedPersistent."""
+        lock_ends(self._writer, self._reader, self.trace)
 
     def packet(self, request: Request, *, measure: bool = False) -> Packet:
         """Encode like `encode`, but remember the last few: requests cannot change, so they are not encoded again."""

@@ -62,6 +62,8 @@ class BurstOffer(ProcessBound):
         around: entered by the thread that serves the burst before it waits for a request, and left when it has ended.
         memory_from: maps memory that came over `callback`; it gets a description and a descriptor, which it owns.
             Raises StatusError. A device's counts what it maps, and refuses what another account may not hand over.
+        real_time: the priority (SCHED_FIFO) of the thread that serves the burst, whose memory is locked; 0: an ordinary
+            one.
     """
 
     to_send = "open a burst where it is needed"
@@ -80,6 +82,7 @@ class BurstOffer(ProcessBound):
     life: LifePage = field(default_factory=LifePage)
     around: AbstractContextManager[object] = field(default_factory=nullcontext)
     memory_from: Callable[[Any, int], Memory] = Memory.from_wire
+    real_time: int = 0
 
 
 class ExecutionBurst(ProcessBound, ABC):

@@ -38,6 +38,8 @@ from burst.execution_burst import BurstExecutorWithCache, ExecutionBurst
 from burst.executor import BEFORE, CachedExecutor, DecodedRequest, Outcome, Plan, PlanRun, RequestCodec, binding_time
 from burst.messages import ErrorStatus, Timing
 from burst.plan_cache import MAX_PLANS
+from burst.real_time import enter as enter_real_time
+from burst.real_time import lock_ends
 from burst.request_binder import request_binder
 from burst.run_queue import give_way
 from burst.serving_thread import ServingThread
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
 _MAX_LENGTH = 2**16  # elements of a queue; it bounds the buffer that a client makes the device allocate
+_MOST_SPIN = 10_000_000  # ns: in real time, a thread that polls for long is taken for a runaway
 _LISTEN, _ANSWER = (ffi.cast("void *", ffi.addressof(lib, name)) for name in ("burst_listen", "burst_answer"))
 
 
@@ -96,7 +99,12 @@ class ExecutionBurstServer(ExecutionBurst):
         except BaseException:
             self._reader.close()
             raise
+        self._real_time = offer.real_time
+        if self._real_time:
+            lock_ends(self._writer, self._reader, self.trace)
         self._reader.spin_ns = spin_ns(offer.spin)
+        if self._real_time and offer.spin != "adaptive":
+            self._reader.spin_ns = min(self._reader.spin_ns, _MOST_SPIN)
         self._listener = self._new_listener(max(self._reader.capacity, self._writer.capacity) * DATUM)
         self._plans: list[Plan | None] = [None] * MAX_PLANS
         self._runs: list[Callable[[], object] | None] = [None] * MAX_PLANS  #: of plans whose success is always the same
@@ -207,6 +215,8 @@ class ExecutionBurstServer(ExecutionBurst):
         device.pid, device.tid = os.getpid(), threading.get_native_id()
         if self._ticket and self._ticket.gives_way:
             give_way()
+        if self._real_time:
+            self._enter_real_time()
         try:
             with self._around:
                 self._serve()
@@ -214,6 +224,12 @@ class ExecutionBurstServer(ExecutionBurst):
             _log.debug("a burst ended: %s", end)
         finally:
             self._end()
+
+    def _enter_real_time(self) -> None:
+        try:
+            enter_real_time(self._real_time)
+        except OSError as error:
+            _log.warning("a burst is not served in real time: %s", error)
 
     def _end(self) -> None:
         """Free everything, once nothing of it runs. The listener calls it last; `stop` does when none has started."""

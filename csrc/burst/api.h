@@ -477,3 +477,15 @@ burst_ticket *burst_policy_standby(const burst_ticket *ticket);
 int burst_blame(void);
 /* where signals that hit this thread are noted from now on; NULL: nowhere */
 void burst_blame_on(burst_trace *trace);
+
+/* real time: SCHED_FIFO for the calling thread, where RLIMIT_RTPRIO allows that priority; threads
+ * that it starts are ordinary ones */
+int burst_real_time(int priority);
+/* installs a handler: a thread in real time that runs for `soft_us` without a sleep is an ordinary
+ * one from then on, and the request that it serves gets RESOURCE_EXHAUSTED_TRANSIENT. The kernel
+ * ends the process at `hard_us`. Locks that are made from now on have priority inheritance. */
+int burst_bound_real_time(uint64_t soft_us, uint64_t hard_us);
+/* pages that are touched stay in memory; -ENOMEM, -EPERM, -EAGAIN: RLIMIT_MEMLOCK */
+int burst_lock(const void *base, uint64_t bytes);
+/* of a burst: its queues and its trace */
+int burst_lock_ends(const fmq_end *one, const fmq_end *other, const burst_trace *trace);

@@ -1,5 +1,6 @@
 /* Run queues, shares, applications, flows and tickets: how they come and go, in any order, and what
  * is known about them. */
+#define _GNU_SOURCE
 #include <stdint.h>
 
 #include "burst/api.h"
@@ -10,13 +11,25 @@
 
 enum { BRIEF = 10 }; /* quanta */
 
+static _Atomic bool inherits;
+
+void run_queue_inherit_priorities(void) { atomic_store(&inherits, true); }
+
+void run_queue_init_lock(pthread_mutex_t *lock) {
+    pthread_mutexattr_t how;
+    pthread_mutexattr_init(&how);
+    if (atomic_load(&inherits)) pthread_mutexattr_setprotocol(&how, PTHREAD_PRIO_INHERIT);
+    if (pthread_mutex_init(lock, &how)) pthread_mutex_init(lock, NULL);
+    pthread_mutexattr_destroy(&how);
+}
+
 burst_run_queue *burst_run_queue_new(uint32_t slots, uint64_t quantum_ns) {
     if (!slots || !quantum_ns || quantum_ns > INT64_MAX / 2 / BRIEF) return NULL;
     burst_run_queue *q = aligned_alloc(FMQ_LINE, sizeof *q);
     if (!q) return NULL;
     *q = (burst_run_queue){
         .slots = slots, .users = 1, .quantum = quantum_ns, .brief = BRIEF * quantum_ns};
-    pthread_mutex_init(&q->lock, NULL);
+    run_queue_init_lock(&q->lock);
     return q;
 }
 

@@ -47,7 +47,7 @@ struct burst_inflight {
 int inflight_new(burst_listener *l) {
     struct burst_inflight *all = l->inflight = calloc(1, sizeof *all);
     if (!all) return -ENOMEM;
-    pthread_mutex_init(&all->lock, NULL);
+    run_queue_init_lock(&all->lock);
     pthread_cond_init(&all->changed, NULL);
     all->last = &all->first;
     return 0;

@@ -14,6 +14,7 @@
 #include "burst/listener.h"
 #include "fmq/futex.h"
 #include "burst/packet.h"
+#include "burst/real_time.h"
 #include "burst/run_queue.h"
 #include "fmq/sleep.h"
 #include "burst/trace.h"
@@ -273,6 +274,7 @@ static uint32_t final_status(burst_listener *l, uint32_t status) {
     burst_attempt *x = &l->attempt;
     const struct burst_plan *p = current(l);
     x->waited = l->ticket && p && !p->enters_itself ? l->ticket->waited : 0;
+    if (real_time_was_lost()) return real_time_tell(l->trace, l->id);
     return with_usual_time(l, l->is_judged ? status : burst_judge_end(x, status));
 }
 
@@ -423,6 +425,7 @@ static int wait_for_request(burst_listener *l) {
 /* The listener is inside the queue only here, and not while it runs or answers: fmq_stop waits for
  * a thread that is inside. */
 static int take_request(burst_listener *l) {
+    real_time_rest(l->attempt.done);
     int r = end_enter_unreserved(l->request);
     if (r) return r;
     l->before = later(l, l->attempt.done);

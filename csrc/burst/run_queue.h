@@ -152,6 +152,11 @@ uint64_t burst_policy_outranking(const burst_ticket *t);
  * another thread leaves. */
 void run_queue_detach(const burst_ticket *t);
 
+/* A lock that threads which serve bursts share; in flows.c. After `inherit`, called before there is
+ * one, a thread that has such a lock runs with the priority of one that waits for it. */
+void run_queue_inherit_priorities(void);
+void run_queue_init_lock(pthread_mutex_t *lock);
+
 /* Hint: any ticket queued in this process? Relaxed load. In run_queue.c. */
 bool run_queue_has_waiters(void);
 

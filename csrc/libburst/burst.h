@@ -13,7 +13,8 @@
  *                this call waited
  *   -EBUSY       another thread is inside the same kind of call on this controller; or the request
  *                is in flight
- *   -EAGAIN      as many requests are in flight as may be; await a result first
+ *   -EAGAIN      as many requests are in flight as may be; await a result first. Of calls that do
+ *                not wait: not now
  *   -ETIMEDOUT   the deadline passed. A request was sent; its result is dropped when it comes, and
  *                the memory is the device's till then
  *   -ENOENT, -ECONNREFUSED   no device is there
@@ -25,8 +26,8 @@
  *   -ENOMEM, -EMFILE, -ENFILE …   as the kernel says
  *
  * Threads. Any thread may use any handle. One at a time may send on a controller (burst_run,
- * burst_submit), and one may receive (burst_run, burst_await); another one gets -EBUSY. Calls on a
- * client wait for each other. A signal never ends a call.
+ * burst_submit, burst_try_submit), and one may receive (burst_run, burst_await, burst_poll);
+ * another one gets -EBUSY. Calls on a client wait for each other. A signal never ends a call.
  *
  * Handles are no pointers to memory. They may be closed in any order; what they stand for lives as
  * long as others need it. A deadline is absolute CLOCK_MONOTONIC nanoseconds, as burst_now() tells;
@@ -221,6 +222,15 @@ int burst_await(burst_controller *controller, uint64_t deadline, burst_outcome *
 /* A request that is in flight is not wanted any more: the device need not begin it, and its result
  * is dropped. -ENOENT: it is not in flight. Does not block. */
 int burst_cancel(burst_controller *controller, uint64_t number);
+/* As burst_submit and burst_await, for threads that must not be late: they wait for no thread.
+ * While the device is awake they make no system call, allocate nothing, and take no lock that
+ * another thread has; for a device that sleeps, burst_try_submit makes one call, which wakes it.
+ * -EAGAIN: no room or no result now, or another thread has a lock of the controller. -ENOMSG: as
+ * of burst_await. For these two results burst_why() has no words. -EPIPE: the device died, and with
+ * `recover` a call that waits starts it again. */
+int burst_try_submit(burst_controller *controller, burst_request *request, uint64_t deadline,
+                     uint64_t *number);
+int burst_poll(burst_controller *controller, burst_outcome *outcome);
 /* Of the last outcome, by the thread that received it: returns the rank, and writes at most `room`
  * dimensions; -EINVAL: not told. */
 int burst_output_shape(burst_controller *controller, uint32_t output, uint32_t *shape,

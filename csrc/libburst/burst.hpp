@@ -278,6 +278,12 @@ public:
     int try_await(std::uint64_t deadline, burst_outcome *outcome = nullptr) {
         return burst_await(get(), deadline, outcome);
     }
+    /* Without waiting: -EAGAIN where there is no room, or no result. */
+    int submit_now(const burst::request &r, std::uint64_t deadline = BURST_FOREVER,
+                   std::uint64_t *number = nullptr) noexcept {
+        return burst_try_submit(get(), r.get(), deadline, number);
+    }
+    int poll(burst_outcome *outcome = nullptr) noexcept { return burst_poll(get(), outcome); }
     void cancel(std::uint64_t number) { checked(burst_cancel(get(), number)); }
     /* The dimensions of an output of the last outcome. */
     std::vector<std::uint32_t> output_shape(std::uint32_t output) const {

@@ -25,9 +25,7 @@ static const uint64_t USUAL_SPIN_NS = 50000, MOST_SPIN_NS = UINT64_C(10000000000
 
 /* ---- sides ----------------------------------------------------------------------------------- */
 
-enum { SENDS = 1, RECEIVES = 2 };
-
-static int begin(controller *c, uint32_t sides) {
+int controller_begin(controller *c, uint32_t sides) {
     uint32_t seen = 0;
     while (!atomic_compare_exchange_weak(&c->busy, &seen, seen | sides))
         if (seen & sides)
@@ -36,7 +34,7 @@ static int begin(controller *c, uint32_t sides) {
     return 0;
 }
 
-static void end(controller *c, uint32_t sides) {
+void controller_end(controller *c, uint32_t sides) {
     if (sides == (SENDS | RECEIVES)) atomic_store_explicit(&c->busy, 0, memory_order_release);
     else atomic_fetch_and(&c->busy, ~sides);
 }
@@ -109,6 +107,15 @@ static int read_options(const burst_options *given, burst_options *o) {
     return 0;
 }
 
+/* A thread that holds the lock of the flights has the priority of one that waits for it. */
+static void init_lock(pthread_mutex_t *lock) {
+    pthread_mutexattr_t how;
+    pthread_mutexattr_init(&how);
+    pthread_mutexattr_setprotocol(&how, PTHREAD_PRIO_INHERIT);
+    if (pthread_mutex_init(lock, &how)) pthread_mutex_init(lock, NULL); /* an old kernel */
+    pthread_mutexattr_destroy(&how);
+}
+
 static controller *new_controller(compiled *p, const burst_options *options) {
     controller *c = calloc(1, sizeof *c);
     burst_slots *slots = burst_slots_new();
@@ -116,7 +123,7 @@ static controller *new_controller(compiled *p, const burst_options *options) {
         return free(c), burst_slots_free(slots), fail(-ENOMEM, "no memory for a controller"), NULL;
     c->slots = slots, c->compiled = p, c->options = *options, c->trace_memory = -1;
     pthread_rwlock_init(&c->living, NULL);
-    pthread_mutex_init(&c->lock, NULL);
+    init_lock(&c->lock);
     return c;
 }
 
@@ -164,12 +171,12 @@ int burst_close(burst_controller *handle) {
     if (c->lane) lane_stop(c->lane);
     pthread_rwlock_unlock(&c->living);
     /* calls on the lane end now, and one that recovers in its own time */
-    while (begin(c, SENDS | RECEIVES)) rest();
+    while (controller_begin(c, SENDS | RECEIVES)) rest();
     pthread_rwlock_wrlock(&c->living);
     drop_flights(c);
     close_lane(c);
     pthread_rwlock_unlock(&c->living);
-    end(c, SENDS | RECEIVES);
+    controller_end(c, SENDS | RECEIVES);
     object_put(c);
     return 0;
 }
@@ -223,8 +230,7 @@ static int next_life(controller *c) {
     return r;
 }
 
-/* After -EPIPE on the lane of that generation: 0, and another lane is there. No lock is held. */
-static int recover(controller *c, uint64_t generation) {
+int controller_recover(controller *c, uint64_t generation) {
     if (!c->options.recover) {
         atomic_store(&c->broken, -EPIPE);
         return fail(-EPIPE, "the device died; a controller with `recover` starts it again");
@@ -241,8 +247,7 @@ static int recover(controller *c, uint64_t generation) {
     return r;
 }
 
-/* 0: its lane may be used. */
-static int refuse(const controller *c) {
+int controller_refuse(const controller *c) {
     int r = atomic_load(&c->broken);
     if (r)
         return fail(r,
@@ -252,7 +257,7 @@ static int refuse(const controller *c) {
 
 int controller_enter(controller *c, uint64_t *generation) {
     pthread_rwlock_rdlock(&c->living);
-    int r = refuse(c);
+    int r = controller_refuse(c);
     *generation = c->generation;
     if (r) pthread_rwlock_unlock(&c->living);
     return r;
@@ -260,8 +265,7 @@ int controller_enter(controller *c, uint64_t *generation) {
 
 void controller_leave(controller *c) { pthread_rwlock_unlock(&c->living); }
 
-/* What a lane says, in words. */
-static int explain(controller *c, int r) {
+int controller_explain(controller *c, int r) {
     switch (r) {
     case -EPIPE: return fail(r, "the device died");
     case -ESHUTDOWN: atomic_store(&c->broken, r); return fail(r, "the device ended this burst");
@@ -303,23 +307,32 @@ static int send_packet(controller *c, request *q, uint64_t deadline) {
     return 0;
 }
 
-/* Inside. The flight is noted under the same lock that it is sent under, so that the receiver finds
- * it. */
-static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) {
+int controller_mark(request *q) {
     uint32_t no = 0;
-    if (!atomic_compare_exchange_strong(&q->in_flight, &no, 1))
-        return fail(-EBUSY, "this request is in flight; await its result first");
+    return atomic_compare_exchange_strong(&q->in_flight, &no, 1)
+               ? 0
+               : fail(-EBUSY, "this request is in flight; await its result first");
+}
+
+int controller_send_noted(controller *c, request *q, uint64_t deadline, uint64_t *number) {
+    int r = c->count < depth_of(c, q) ? send_packet(c, q, deadline) : -EAGAIN;
+    if (r) return r;
+    note_flight(c, q, deadline, true);
+    *number = c->number;
+    return 0;
+}
+
+/* Inside. */
+static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) {
+    int r = controller_mark(q);
+    if (r) return r;
     pthread_mutex_lock(&c->lock);
-    int r = c->count < depth_of(c, q) ? 0 : -EAGAIN;
-    if (!r && !(r = send_packet(c, q, deadline))) {
-        note_flight(c, q, deadline, true);
-        *number = c->number;
-    }
+    r = controller_send_noted(c, q, deadline, number);
     pthread_mutex_unlock(&c->lock);
     if (!r) return 0;
     atomic_store(&q->in_flight, 0);
     return r == -EAGAIN ? fail(r, "%u requests are in flight; await a result first", c->count)
-                        : explain(c, r);
+                        : controller_explain(c, r);
 }
 
 static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_t *number) {
@@ -329,7 +342,7 @@ static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_
         if (r) return r;
         r = send(c, q, deadline, number);
         controller_leave(c);
-        if (r != -EPIPE || (r = recover(c, generation))) return r;
+        if (r != -EPIPE || (r = controller_recover(c, generation))) return r;
     }
 }
 
@@ -358,23 +371,31 @@ static burst_outcome outcome_of(const controller *c, uint64_t number) {
                            .n_shapes = p->n_shapes};
 }
 
-/* Takes the oldest flight out. True: its result is wanted. */
-static bool land(controller *c, burst_outcome *o) {
-    pthread_mutex_lock(&c->lock);
-    /* only the receiver takes one out, or a thread that is alone inside */
+/* Only the receiver takes one out, or a thread that is alone inside. */
+flight controller_take_flight(controller *c) {
     flight f = c->flights[c->first++ % MOST_IN_FLIGHT];
     atomic_store_explicit(&c->count, c->count - 1, memory_order_release);
     count(&c->counts.results, 1);
     if (!f.is_wanted) burst_settle(c->lane->caller, f.id);
+    return f;
+}
+
+bool controller_land(controller *c, const flight *f, burst_outcome *o) {
+    atomic_store_explicit(&f->request->in_flight, 0, memory_order_release);
+    object_put(f->request);
+    *o = outcome_of(c, f->number);
+    return f->is_wanted;
+}
+
+static bool land(controller *c, burst_outcome *o) {
+    pthread_mutex_lock(&c->lock);
+    flight f = controller_take_flight(c);
     pthread_mutex_unlock(&c->lock);
-    atomic_store_explicit(&f.request->in_flight, 0, memory_order_release);
-    object_put(f.request);
-    *o = outcome_of(c, f.number);
-    return f.is_wanted;
+    return controller_land(c, &f, o);
 }
 
 /* The device's own words, which it may change while we look: copied first. */
-static int told(controller *c, const burst_outcome *o) {
+int controller_told(controller *c, const burst_outcome *o) {
     burst_failure f;
     memcpy(&f, &c->trace->failures[c->lane->caller->results % BURST_FAILURES], sizeof f);
     f.text[sizeof f.text - 1] = 0;
@@ -386,12 +407,12 @@ static int told(controller *c, const burst_outcome *o) {
 }
 
 static int note_miss(controller *c, int r) {
+    if (r == -EAGAIN) return r; /* a look: none has come */
     if (r == -ETIMEDOUT) count(&c->counts.timeouts, 1);
-    return explain(c, r);
+    return controller_explain(c, r);
 }
 
-/* The next result, which need not be wanted. */
-static int receive_packet(controller *c, uint64_t deadline) {
+int controller_receive_packet(controller *c, uint64_t deadline) {
     int64_t code;
     while ((code = burst_receive(c->lane->caller, deadline)) == -EINTR) {}
     return code < 0 ? note_miss(c, (int)code) : decode(c, code);
@@ -402,9 +423,9 @@ static int receive(controller *c, uint64_t deadline, burst_outcome *o) {
     for (;;) {
         /* only this thread takes them out */
         if (!c->count) return fail(-ENOMSG, "no request is in flight");
-        int r = receive_packet(c, deadline);
+        int r = controller_receive_packet(c, deadline);
         if (r) return r;
-        if (land(c, o)) return o->status ? told(c, o) : 0;
+        if (land(c, o)) return o->status ? controller_told(c, o) : 0;
     }
 }
 
@@ -415,7 +436,7 @@ static int receive_or_recover(controller *c, uint64_t deadline, burst_outcome *o
         if (r) return r;
         r = receive(c, deadline, o);
         controller_leave(c);
-        if (r != -EPIPE || (r = recover(c, generation))) return r;
+        if (r != -EPIPE || (r = controller_recover(c, generation))) return r;
     }
 }
 
@@ -430,9 +451,9 @@ int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadl
     request *q = handle_take(wanted, REQUEST, &r);
     if (!q) return object_put(c), r;
     if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
-    else if (!(r = begin(c, SENDS))) {
+    else if (!(r = controller_begin(c, SENDS))) {
         r = send_or_recover(c, q, deadline, number ? number : &ignored);
-        end(c, SENDS);
+        controller_end(c, SENDS);
     }
     object_put(q);
     object_put(c);
@@ -444,25 +465,11 @@ int burst_await(burst_controller *handle, uint64_t deadline, burst_outcome *outc
     burst_outcome ignored;
     controller *c = handle_take(handle, CONTROLLER, &r);
     if (!c) return r;
-    if (!(r = begin(c, RECEIVES))) {
+    if (!(r = controller_begin(c, RECEIVES))) {
         r = receive_or_recover(c, deadline, outcome ? outcome : &ignored);
-        end(c, RECEIVES);
+        controller_end(c, RECEIVES);
     }
     object_put(c);
-    return r;
-}
-
-static int forsake(controller *c, uint64_t number) {
-    int r = -ENOENT;
-    pthread_mutex_lock(&c->lock);
-    for (uint32_t i = 0; i < c->count; i++) {
-        flight *f = &c->flights[(c->first + i) % MOST_IN_FLIGHT];
-        if (f->number != number || !f->is_wanted) continue;
-        f->is_wanted = false;
-        if (c->lane) burst_abandon(c->lane->caller, f->id);
-        r = 0;
-    }
-    pthread_mutex_unlock(&c->lock);
     return r;
 }
 
@@ -479,8 +486,8 @@ static bool is_any_wanted(controller *c) {
  * inside. A request whose result does not come in time is in flight from then on. */
 static int exchange(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
     int r = send_packet(c, q, deadline);
-    if (r) return explain(c, r);
-    r = receive_packet(c, deadline);
+    if (r) return controller_explain(c, r);
+    r = controller_receive_packet(c, deadline);
     if (r == -ETIMEDOUT) {
         atomic_store(&q->in_flight, 1);
         pthread_mutex_lock(&c->lock);
@@ -493,16 +500,16 @@ static int exchange(controller *c, request *q, uint64_t deadline, burst_outcome 
     if (r) return r;
     count(&c->counts.results, 1);
     *o = outcome_of(c, c->number);
-    return o->status ? told(c, o) : 0;
+    return o->status ? controller_told(c, o) : 0;
 }
 
 /* If the device dies meanwhile, on its next life. */
 static int exchange_or_recover(controller *c, request *q, uint64_t deadline, burst_outcome *o) {
     for (;;) {
-        int r = refuse(c);
+        int r = controller_refuse(c);
         if (r) return r;
         r = exchange(c, q, deadline, o);
-        if (r != -EPIPE || (r = recover(c, c->generation))) return r;
+        if (r != -EPIPE || (r = controller_recover(c, c->generation))) return r;
     }
 }
 
@@ -531,64 +538,11 @@ int burst_run(burst_controller *handle, burst_request *wanted, uint64_t deadline
     request *q = handle_take(wanted, REQUEST, &r);
     if (!q) return object_put(c), r;
     if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
-    else if (!(r = begin(c, SENDS | RECEIVES))) {
+    else if (!(r = controller_begin(c, SENDS | RECEIVES))) {
         r = run(c, q, deadline, outcome ? outcome : &ignored);
-        end(c, SENDS | RECEIVES);
+        controller_end(c, SENDS | RECEIVES);
     }
     object_put(q);
     object_put(c);
     return r;
-}
-
-int burst_cancel(burst_controller *handle, uint64_t number) {
-    int r;
-    controller *c = handle_take(handle, CONTROLLER, &r);
-    if (!c) return r;
-    pthread_rwlock_rdlock(&c->living);
-    r = forsake(c, number);
-    pthread_rwlock_unlock(&c->living);
-    object_put(c);
-    return r ? fail(r, "request %llu is not in flight", (unsigned long long)number) : 0;
-}
-
-int burst_output_shape(burst_controller *handle, uint32_t output, uint32_t *shape, uint32_t room) {
-    int r;
-    controller *c = handle_take(handle, CONTROLLER, &r);
-    if (!c) return r;
-    if ((r = begin(c, RECEIVES))) return object_put(c), r;
-    uint32_t *at = c->shapes;
-    for (uint32_t i = 0; i < output && i < c->last.n_shapes; i++) at += 2 + at[1];
-    if (output >= c->last.n_shapes)
-        r = fail(-EINVAL, "the device told the shapes of %u outputs", c->last.n_shapes);
-    else r = (int)at[1];
-    for (int i = 0; i < r && shape && i < (int)room; i++) shape[i] = at[2 + i];
-    end(c, RECEIVES);
-    object_put(c);
-    return r;
-}
-
-int burst_count(burst_controller *handle, burst_statistics *statistics) {
-    int r;
-    if (!statistics) return fail(-EINVAL, "NULL where room for statistics is due");
-    controller *c = handle_take(handle, CONTROLLER, &r);
-    if (!c) return r;
-    pthread_rwlock_rdlock(&c->living);
-    const burst_statistics *n = &c->counts;
-    *statistics = (burst_statistics){.requests = look(&n->requests),
-                                     .results = look(&n->results),
-                                     .timeouts = look(&n->timeouts),
-                                     .revivals = n->revivals,
-                                     .total_ns = n->total_ns,
-                                     .asleep_ns = n->asleep_ns,
-                                     .in_flight = c->count};
-    if (c->lane) {
-        const burst_client_counts *present = &c->trace->client;
-        statistics->total_ns += look(&present->total_ns),
-            statistics->asleep_ns += look(&present->asleep_ns);
-        statistics->in_flight = look(&present->requests) - look(&present->results);
-    }
-    pthread_rwlock_unlock(&c->living);
-    statistics->memories_sent = burst_slots_sent(c->slots);
-    object_put(c);
-    return 0;
 }

@@ -6,6 +6,8 @@
 
 enum { MOST_SHAPES = 2 * LENGTH };
 
+enum { SENDS = 1, RECEIVES = 2 }; /* sides */
+
 typedef struct request request;
 
 typedef struct {
@@ -55,5 +57,26 @@ struct request {
 /* Takes the lane for reading; `generation` counts lanes. */
 int controller_enter(controller *c, uint64_t *generation);
 void controller_leave(controller *c);
+int controller_refuse(const controller *c); /* 0: its lane may be used */
+
+/* Sides that this thread is inside of, from now on; -EBUSY: another one is. */
+int controller_begin(controller *c, uint32_t sides);
+void controller_end(controller *c, uint32_t sides);
+
+/* In flight from now on; -EBUSY: it was. */
+int controller_mark(request *q);
+/* Inside, under the lock: sends it, and notes it, so that the receiver finds it. */
+int controller_send_noted(controller *c, request *q, uint64_t deadline, uint64_t *number);
+/* The next result; deadline 0: -EAGAIN, without words, where none has come. */
+int controller_receive_packet(controller *c, uint64_t deadline);
+/* Then, under the lock, takes out the oldest one that was in flight. */
+flight controller_take_flight(controller *c);
+/* And lets go of it. False: its result is not wanted. */
+bool controller_land(controller *c, const flight *f, burst_outcome *o);
+int controller_told(controller *c, const burst_outcome *o); /* says what the device says */
+int controller_explain(controller *c, int r);               /* says what a lane says */
+
+/* After -EPIPE on the lane of that generation, without a lock: 0, and another lane is there. */
+int controller_recover(controller *c, uint64_t generation);
 
 #endif

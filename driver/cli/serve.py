@@ -58,6 +58,12 @@ _WITHIN = 5.0  # seconds
     help="With --group: numbers that no account has as uid or gid. The engine of each account gets one of them. Or "
     "subuids: those that /etc/subuid gives this account.",
 )
+@click.option(
+    "--real-time",
+    is_flag=True,
+    help="Serve all bursts before all that is ordinary on the machine (SCHED_FIFO), where RLIMIT_RTPRIO allows it. "
+    "With --unit, print a unit for that.",
+)
 @click.option("--unit", is_flag=True, help="Print a systemd unit for /etc/systemd/system/burst@.service and exit.")
 @click.option("--user", default="burst", show_default=True, help="With --unit: the account that runs the device.")
 @click.option("--dynamic-user", is_flag=True, help="With --unit: systemd makes that account, while the device runs.")
@@ -75,6 +81,7 @@ def serve(
     metrics: str | None,
     files_of_others: bool,
     uids: str | None,
+    real_time: bool,
     unit: bool,
     user: str,
     dynamic_user: bool,
@@ -95,14 +102,14 @@ def serve(
     if checked:
         _check(checked)
     elif unit:
-        _print_unit(user, group or user, uids, is_dynamic=dynamic_user)
+        _print_unit(user, group or user, uids, is_dynamic=dynamic_user, real_time=real_time)
     elif device is None:
         raise click.UsageError("missing DEVICE, for example: burst serve litert")
     elif asked := command.asked(context):
         if len(asked) > 1:
             options = " and ".join(each.option for each in asked)
             raise click.UsageError(f"{options} are of different gateways: give each to a burst serve of its own")
-        if group or files_of_others or uids:
+        if group or files_of_others or uids or real_time:
             raise click.UsageError(
                 f"{asked[0].option} serves a gateway, and not the device: give --group to another burst serve"
             )
@@ -112,14 +119,15 @@ def serve(
     else:
         try:
             tell = partial(_tell, device) if as_json else None
-            service.serve(device, folder, group, metrics, files_of_others=files_of_others, uids=uids, tell=tell)
+            how = partial(service.serve, files_of_others=files_of_others, uids=uids, real_time=real_time, tell=tell)
+            how(device, folder, group, metrics)
         except DriverError as error:
             raise click.UsageError(str(error)) from error
 
 
-def _print_unit(user: str, group: str, uids: str | None, *, is_dynamic: bool) -> None:
+def _print_unit(user: str, group: str, uids: str | None, **how: bool) -> None:
     try:
-        echo(service.unit(user, group, _command(), uids, is_dynamic=is_dynamic).removesuffix("\n"))
+        echo(service.unit(user, group, _command(), uids, **how).removesuffix("\n"))
     except DriverError as error:
         raise click.UsageError(str(error)) from error
 

@@ -40,7 +40,7 @@ class BurstRequests(ABC):
     def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Completion:
         """Submit a request as `Burst.submit` does; `deadline`: CLOCK_MONOTONIC ns."""
         end = None if timeout is None else time.monotonic() + timeout
-        while (completion := self.try_submit(arrays, deadline)) is None:
+        while (completion := self.admit(arrays, deadline)) is None:
             depth = self.depth
             if self.options.policy == "reject":
                 self.note_drop()
@@ -52,7 +52,7 @@ class BurstRequests(ABC):
         return completion
 
     @abstractmethod
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
+    def admit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
         """Submit without waiting; `told` as for `Completion`. None: there is no room."""
 
     @abstractmethod

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @discovery.as_ours()
-def connect(name: str = "reference", *, application: str | None = None, reconnect: bool = False) -> RemoteDevice:
+def connect(
+    name: str = "reference", *, application: str | None = None, reconnect: bool = False, real_time: bool = False
+) -> RemoteDevice:
     """Return a device by name, its process started when there is none; or one that is served, by its socket's path.
 
     Args:
@@ -27,9 +29,12 @@ def connect(name: str = "reference", *, application: str | None = None, reconnec
             in the process's control group are one application.
         reconnect: a device whose process has ended is found again, and started if need be, by the next preparation or
             question. What lived in the old process is lost: see `RemoteDevice`.
+        real_time: its bursts are served before all that is ordinary on the machine (SCHED_FIFO), in memory that stays
+            in place on both sides. One execution may take 0.2 s.
 
-    Raise InvalidArgument for such a name, DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as
-    many clients, or your account as many applications, as it may have.
+    Raise InvalidArgument for such a name, and for real time that the device may not have, with the remedy;
+    DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as many clients, or your account as many
+    applications, as it may have.
     """
     if "driver.client.device" not in sys.modules:
         if application is not None:
@@ -37,4 +42,4 @@ def connect(name: str = "reference", *, application: str | None = None, reconnec
         discovery.begin(absolute(name))
     from driver.client import device
 
-    return device.connect(name, application=application, reconnect=reconnect)
+    return device.connect(name, application=application, reconnect=reconnect, real_time=real_time)

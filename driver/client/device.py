@@ -21,12 +21,13 @@ from driver.client.connection import Connection, traces_of
 from driver.client.device_buffers import BufferWish, allocated
 from driver.client.encoded_models import latest
 from driver.client.hardening import confinement
+from driver.client.new_connection import ATTEMPTS, ClientTerms, greeted, to_any, to_own, to_served_again
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.recovery import Key, Revivals, digest_of, quarantine
 from driver.client.remote_executor import Home, RemoteExecutor
 from driver.deadlines import check_sent_in_time, last_word, seconds_left, waiting
-from driver.devices.library.description import absolute, is_library
-from driver.errors import DeviceFailed, DeviceNotFound, DriverError
+from driver.devices.library.description import absolute
+from driver.errors import DeviceFailed, DriverError
 from driver.interface import DeviceStatus
 from driver.nn import validate
 from driver.nn.file_form import is_file
@@ -47,25 +48,22 @@ if TYPE_CHECKING:
     from driver.options import Cache
 
 
-_ATTEMPTS = (
-    3  # a service may retire just as we connect; twice as many for a device that was killed and may be killed again
-)
 _PATIENCE = 10.0  # seconds for the owner of a served device to start it again
-_AGAIN = 0.05
-_SHUTDOWN_GRACE = 1.0  # seconds in which a service tells what a driver in a library did to its engine
 _NO_REASON = "the device does not support it either; the reasons against other operations come first"
 _ANSWER = 1.0  # seconds that a device may take to say how it is
 _ANSWERS = 10.0  # the same, for all cells of a device
 
 
 @discovery.as_ours()
-def connect(name: str = "reference", *, application: str | None = None, reconnect: bool = False) -> RemoteDevice:
+def connect(
+    name: str = "reference", *, application: str | None = None, reconnect: bool = False, real_time: bool = False
+) -> RemoteDevice:
     """Return a device as `driver.connect` does, which says more."""
     if application is not None:
         check_application(application)
     name = absolute(name)
-    found = _served(name, application) if served_sockets.is_path(name) else _own(name, application)
-    device = RemoteDevice(found, name, application)
+    terms = ClientTerms(application, real_time)
+    device = RemoteDevice(to_any(name, terms), name, terms)
     device.reconnects = reconnect
     return device
 
@@ -81,48 +79,6 @@ def status_of(name: str) -> DeviceStatus:
     except (PeerDied, StatusError, Timeout):
         pass
     return DeviceStatus("unknown")
-
-
-def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Connection:
-    for _ in range(attempts):
-        with suppress(PeerDied):
-            found = _greeted(name, discovery.reach(name), application)
-            found.shutdown_grace = _SHUTDOWN_GRACE if is_library(name) else found.shutdown_grace
-            return found
-    log = discovery.end_of_log(name)
-    raise DeviceFailed(f"device {name!r} ended while it started; {log}")
-
-
-def _served(address: str, application: str | None) -> Connection:
-    for _ in range(_ATTEMPTS - 1):  # an account's engine that ends is followed by another one
-        with suppress(PeerDied):
-            return _greeted(address, discovery.reach(address), application)
-    try:
-        return _greeted(address, discovery.reach(address), application)
-    except PeerDied as error:
-        raise DeviceFailed(f"{address}: it ended, or does not serve uid {os.getuid()}; its log says more") from error
-
-
-def _served_again(address: str, application: str | None, patience: float) -> Connection:
-    """Wait for a served device: its owner starts it again, not this process."""
-    end = time.monotonic() + patience
-    while True:
-        try:
-            return _served(address, application)
-        except (DeviceNotFound, DeviceFailed) as error:
-            if time.monotonic() > end:
-                raise DeviceFailed(f"the device did not come back within {patience:g} s: {error}") from error
-        time.sleep(_AGAIN)
-
-
-def _greeted(name: str, channel: Channel, application: str | None) -> Connection:
-    try:
-        return Connection(channel, application)
-    except BaseException as error:
-        channel.close()
-        if isinstance(error, DeviceFailed | Timeout):
-            raise DeviceFailed(f"device {name!r}: {error}") from error
-        raise
 
 
 def _left_until(deadline: float | None) -> float | None:
@@ -144,10 +100,10 @@ class RemoteDevice(Closing):
 
     reconnects = False  #: whether the next preparation or question finds a device again that has ended
 
-    def __init__(self, connection: Connection, address: str, application: str | None = None) -> None:
-        """Use `connect`. `application`: as which it connects again."""
+    def __init__(self, connection: Connection, address: str, terms: ClientTerms = ClientTerms()) -> None:  # noqa: B008
+        """Use `connect`. `terms`: on which it connects again."""
         self.connection, self.address, self._pid = connection, address, os.getpid()
-        self.application = application  #: the name that was declared, or None
+        self.terms = terms
         self._lock, self._reviving = threading.Lock(), threading.Lock()
         self._revivals, self._attempts = Revivals(), 0
         self._failure: Exception | None = None  # of the last attempt
@@ -246,9 +202,9 @@ class RemoteDevice(Closing):
                 self._revivals.count(self.address)
                 if served_sockets.is_path(self.address):
                     wait = _PATIENCE if patience is None else patience
-                    self.connection = _served_again(self.address, self.application, wait)
+                    self.connection = to_served_again(self.address, self.terms, wait)
                 else:
-                    self.connection = _own(self.address, self.application, 2 * _ATTEMPTS)
+                    self.connection = to_own(self.address, self.terms, 2 * ATTEMPTS)
                 if self._closed.is_set():  # meanwhile
                     self.connection.close()
             except Exception as error:
@@ -392,8 +348,8 @@ class RemoteDevice(Closing):
     def beside(self, channel: Channel | None = None) -> Connection:
         """Return one more connection, to the device's service of now, or over a channel. Raise as `connect`."""
         if channel is not None:
-            return _greeted(self.address, channel, self.application)
-        return (_served if served_sockets.is_path(self.address) else _own)(self.address, self.application)
+            return greeted(self.address, channel, self.terms)
+        return to_any(self.address, self.terms)
 
     def move(self, old: Connection, new: Connection, homes: Mapping[RemoteExecutor, Home]) -> bool:
         """Go on over another connection, on which these models are prepared, unless this device was revived or closed,

@@ -86,7 +86,7 @@ class Pipeline(BurstRequests):
         """Count a request that was cancelled, refused or replaced; readers of the trace see it, too."""
         self.session.note_drop()
 
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
+    def admit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
         """Submit without waiting; `told` as for `Completion`. None: there is no room."""
         future, session = Completion(self, deadline, told), self.session
         try:

@@ -13,6 +13,7 @@ from driver.errors import DriverError
 if TYPE_CHECKING:
     from burst.controller import Configure
     from driver.client.executor import Executor
+    from driver.client.new_connection import ClientTerms
     from driver.client.remote_executor import Home, RemoteExecutor
     from driver.nn import Model
     from driver.options import PrepareOptions
@@ -49,18 +50,18 @@ class RemotePreparedModel(AnyPreparedModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a recipe that connects by name and prepares the model again, wherever it is unpickled."""
-        return _prepare_again, (self.device.address, self.model, self.remote.options, self.device.application)
+        return _prepare_again, (self.device.address, self.model, self.remote.options, self.device.terms)
 
     def __exit__(self, *_: object) -> None:
         with suppress(PeerDied, DriverError):  # with the device, the model is gone too
             self.close()
 
 
-def _prepare_again(address: str, model: Model, options: PrepareOptions, application: str | None) -> RemotePreparedModel:
+def _prepare_again(address: str, model: Model, options: PrepareOptions, terms: ClientTerms) -> RemotePreparedModel:
     """Prepare an unpickled model again. Its connection is its own: `prepared.device`."""
     from driver.client.device import connect
 
-    device = connect(address, application=application)
+    device = connect(address, application=terms.application, real_time=terms.real_time)
     try:
         return device.prepare(model, preference=options.preference, priority=options.priority, batch=options.batch)
     except BaseException:

@@ -262,6 +262,12 @@ class RemoteExecutor:
         home.connection.add_path(controller)
         controller.note_end(home.connection.at_end)
         controller.trace.describe(self._description, options.depth)
+        if self.device.terms.real_time:
+            try:
+                controller.lock()
+            except BaseException:
+                controller.close()
+                raise
         return controller
 
     def revived(self, dead: Connection, open_at: Callable[[Home], _T]) -> tuple[Home, _T]:

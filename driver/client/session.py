@@ -13,6 +13,7 @@ from burst.causes import failure_of
 from burst.controller import CHANNEL_LENGTH
 from burst.datum import DATUM
 from burst.errors import status_error
+from burst.real_time import lock
 from driver.client.buffers import EncodedRequest
 from driver.client.burst_requests import CLOSED
 from driver.client.device_buffers import check_buffers
@@ -84,6 +85,9 @@ class BurstSession:
             if self.controller.version > 1:  # the first one has no loop timeout: the device's own holds
                 request = with_loop_timeout(request, self.options.loop_timeout)
             packet = self.controller.encode(request, measure=self.options.measure)
+            if self.prepared.device.terms.real_time:
+                lock(inputs.memory)
+                lock(outputs.memory)
             fitting = CHANNEL_LENGTH * DATUM // packet.nbytes  # into the channel
             self.depth = 1 if self.controller.version == 1 else max(1, min(self.depth, fitting))
             outputs.encoded[inputs] = encoded = EncodedRequest(inputs, outputs, request, packet)

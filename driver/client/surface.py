@@ -374,6 +374,23 @@ class AnyBurst(Closing, ABC):
             return Completion(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
         return self.source.submit_by(together(arrays, by_name), timeout, by)
 
+    def try_submit(self, *arrays: Any, deadline: float | None = None, **by_name: Any) -> Completion | None:
+        """Send a request if there is room now, and return its future; else None. It waits for no result.
+
+        Arrays and `deadline` as of `submit`. With policy "latest" there always is room.
+        """
+        by = None if deadline is None else nanoseconds(deadline)
+        if missed := passed(by):
+            return Completion(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
+        return self.source.admit(together(arrays, by_name), by)
+
+    def poll(self, completion: Completion) -> Result | None:
+        """Return the result of a request that `try_submit` or `submit` has sent if it has come; else None. It waits for
+        nothing. Raise as `completion.result()` does.
+        """
+        self.source.look()
+        return completion.result() if completion.done() else None
+
     def submit_and_wait(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
         """Submit a request and return its result. Raise Timeout at the `deadline`, to which the `timeout` has led."""
         completion = self.submit(*arrays, timeout=timeout, deadline=deadline)

@@ -76,7 +76,7 @@ class Tasks:
         deadline = times.end
         if source.options.policy != "block":
             return source.submit_by(arrays, 0, deadline)
-        if not self._queue and (future := source.try_submit(arrays, deadline)):
+        if not self._queue and (future := source.admit(arrays, deadline)):
             return future
         loop = asyncio.get_running_loop()
         turn = _WaitingTask(loop)
@@ -86,7 +86,7 @@ class Tasks:
                 while True:
                     turn.rung = loop.create_future()
                     source.attend(loop)
-                    if self._next() is turn and (future := source.try_submit(arrays, deadline)):
+                    if self._next() is turn and (future := source.admit(arrays, deadline)):
                         return future
                     await turn.rung
         except TimeoutError:

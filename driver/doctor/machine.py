@@ -12,10 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from burst import real_time
+from burst.real_time import PRIORITY
 from driver.client import launch, user_manager
 from driver.client.discovery import Place, files_there, runtime_dir, why_elsewhere
 from driver.engine import landlock, state
 from driver.engine.limits import NO_LIMIT, Limits, limits, limits_file, memory_bytes, renew_when
+from driver.engine.real_time import REMEDY
 from driver.errors import DeviceFailed
 from driver.finding import Finding, State, size, text_of
 from driver.libc import function
@@ -219,7 +222,8 @@ def limits_of_the_process() -> Iterator[Finding]:
     yield _files()
     yield _passed_on()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    yield Finding("RLIMIT_MEMLOCK", "ok", f"{_told(soft)}; bursts lock nothing")
+    yield Finding("RLIMIT_MEMLOCK", "ok", f"{_told(soft)}; bursts lock memory in real time alone")
+    yield _real_time()
     yield _size_of_files()
 
 
@@ -244,6 +248,19 @@ def _passed_on() -> Finding:
     return Finding(
         subject, "note", launch.told(limits), why, remedy="start the device from a program without these limits"
     )
+
+
+def _real_time() -> Finding:
+    """Report if devices that this process starts may have it; a thread of the doctor tries."""
+    most = min(real_time.limits()[1], PRIORITY)
+    if not most:
+        words = f"not for devices that this process starts: {real_time.limit_text()}; {REMEDY}"
+        return Finding("real time", "ok", words)
+    if why := real_time.why_not(min(real_time.limits()[0], most) or most):
+        return Finding("real time", "note", why, "connect(real_time=True) is refused", remedy=REMEDY)
+    words = f"real_time=True gives bursts SCHED_FIFO, priority {most}, before all ordinary threads"
+    longest = f"of the machine, for {real_time.LONGEST:g} s at once"
+    return Finding("real time", "ok", f"{real_time.limit_text()}: {words} {longest}")
 
 
 def _size_of_files() -> Finding:

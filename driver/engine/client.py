@@ -39,6 +39,7 @@ from driver.engine.memory_import import MemoryImporter, bring_pages
 from driver.engine.open_burst import OpenBurst
 from driver.engine.preparations import PreparationTime
 from driver.engine.quota import Quota
+from driver.engine.real_time import locked, priority
 from driver.options import PRIORITIES
 from driver.protocol.model_codec import handles_in
 from driver.protocol.prepare_arguments import WIRE_LENGTH, PrepareArguments, SavedTerms
@@ -84,6 +85,7 @@ class EngineClient:
         self._buffers = ManagedBuffers(self.quota, engine.memory)
         self._bursts: set[OpenBurst] = set()
         self._lane: ClientLane | None = None
+        self._is_real_time = engine.real_time.is_given
         self.handlers: dict[str, Callable[..., Reply]] = {
             "join": self.join,
             "spend": self.spend,
@@ -96,6 +98,7 @@ class EngineClient:
             "traces": self.traces,
             "census": self.census,
             "time_work": self.time_work,
+            "real_time": self.real_time,
             "turns": self.turns,
             "ledger": self.ledger,
             "status": self.status,
@@ -483,6 +486,7 @@ class EngineClient:
             told = os.dup(life.fd)
             undo.callback(os.close, told)
             burst = OpenBurst(self._engine.device.name, context, trace, life)
+            real_time = priority() if self._is_real_time else 0
             offer = BurstOffer(
                 requests=queues[0],
                 results=queues[1],
@@ -496,7 +500,8 @@ class EngineClient:
                 ticket=Ticket(self._flows[loaded.priority]),
                 on_end=burst.ended,
                 life=life,
-                memory_from=self.importer,
+                memory_from=locked(self.importer) if real_time else self.importer,
+                real_time=real_time,
                 around=self._engine.latency.around(loaded.shared.bursts.preference),
             )
             self._engine.watch_threads(loaded.shared, self.uid)
@@ -537,6 +542,12 @@ class EngineClient:
     def time_work(self, _: Message, seconds: float) -> Reply:
         """Have the engine time the work of the bursts that the client may see."""
         return Reply([self._engine.time_work(seconds, self._visible_uid)])
+
+    def real_time(self, _: Message) -> Reply:
+        """Serve the bursts that it opens from now on in real time. Raise InvalidArgument."""
+        self._engine.real_time.check_asked()
+        self._is_real_time = True
+        return Reply()
 
     def _start(self, burst: OpenBurst, hints: BurstHints, claim: Claim) -> None:
         engine, is_registered = self._engine, False

@@ -40,6 +40,7 @@ from driver.engine.ledger import Ledger
 from driver.engine.limits import WEIGHT, limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.preparations import Pacer, Preparations
+from driver.engine.real_time import RealTime
 from driver.engine.running_files import GRACE, RunningFiles
 from driver.engine.runtime_threads import starting_threads_for, threads_started_for
 from driver.engine.thread_choice import ThreadChooser
@@ -178,9 +179,16 @@ class Engine:
     """The engine's state that all clients share."""
 
     def __init__(
-        self, name: str, device: Device, service: Channel, running: RunningFiles, *, is_shared: bool = False
+        self,
+        name: str,
+        device: Device,
+        service: Channel,
+        running: RunningFiles,
+        *,
+        is_shared: bool = False,
+        real_time: RealTime | None = None,
     ) -> None:
-        self.device = device
+        self.device, self.real_time = device, real_time or RealTime()
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits(is_shared=is_shared)
         self.device.give_up = running.end_with
@@ -526,15 +534,25 @@ class Engine:
             os._exit(0)
 
 
-def main(name: str, kind: type[Device], service: Channel, running: RunningFiles, *, is_shared: bool) -> None:
+def main(
+    name: str,
+    kind: type[Device],
+    service: Channel,
+    running: RunningFiles,
+    *,
+    is_shared: bool,
+    real_time: RealTime | None = None,
+) -> None:
     """Run the engine process. `service`: the channel to the service process, which has `running`, too. `is_shared`: by
-    accounts.
+    accounts. `real_time`: what its owner says of that.
     """
     warnings.simplefilter("ignore")  # numpy warns of infinities that a client computes
     gc.disable()
     note_crashes()
     guard()
-    engine = Engine(name, kind(), service, running, is_shared=is_shared)
+    real_time = real_time or RealTime()
+    real_time.begin()
+    engine = Engine(name, kind(), service, running, is_shared=is_shared, real_time=real_time)
     sandbox.enter(engine.device.needs.system_calls, Reach(os.getpid()))
     life = LifePage()
     ready = service.receive()

@@ -57,6 +57,9 @@ _OWN = "~/.config/burst"
 OF_CELLS = 1 << 1 | 1 << 2
 """CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root reads an environment that lies in another account's folders."""
 
+SYS_NICE = 1 << 23
+"""CAP_SYS_NICE, which a device in real time keeps: the filter lets it schedule itself alone."""
+
 _CAPABILITY_VERSION = 0x20080522
 
 EXTRA = "BURST_WRITE_PATH"
@@ -66,18 +69,22 @@ _active_abi = 0
 
 
 def enter_files(
-    device: Device | type[Device], keeps: Mapping[Path, Access] | None = None, capabilities: int = OF_CELLS
+    device: Device | type[Device],
+    keeps: Mapping[Path, Access] | None = None,
+    capabilities: int = OF_CELLS,
+    *,
+    locks: bool = False,
 ) -> bool:
     """Leave this process, which has one thread, the files that this device computes with, and what it `keeps`.
 
-    `capabilities`: those that it does not drop.
+    `capabilities`: those that it does not drop. `locks`: it may lock memory, up to its limit.
 
     Returns True if all of the process is confined: the kernel can, and no library has a thread already.
     """
     global _active_abi  # noqa: PLW0603 (of the process, as what it stands for)
     end_idle_threads()
     keep_capabilities(capabilities)
-    if "ioctl" not in device.needs.system_calls:  # drivers of hardware lock memory that it reads
+    if not locks and "ioctl" not in device.needs.system_calls:  # drivers of hardware lock memory that it reads
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
     calls, rules = device.needs.system_calls, dict.fromkeys(map(Path, _SYSTEM), Access.READ)
     rules |= dict.fromkeys([*_code_folders(), *map(Path, device.own_files)], Access.READ)
@@ -112,7 +119,7 @@ def active() -> dict[str, bool]:
     return {
         "seccomp": fields.get("Seccomp") == "2",
         "no_new_privileges": fields.get("NoNewPrivs") == "1",
-        "no_capabilities": not int(fields.get("CapPrm", "0"), 16) & ~OF_CELLS,
+        "no_capabilities": not int(fields.get("CapPrm", "0"), 16) & ~(OF_CELLS | SYS_NICE),
         "landlock_files": bool(_active_abi),
         "landlock_signals": _active_abi >= landlock.SCOPES,
     }

@@ -154,7 +154,7 @@ class Chain(FrameBurst[ChainFrame]):
             step = self._steps[pending.at]
             step.buffers.aim(*pending.frame.steps[pending.at])
             try:
-                request = step.burst.source.try_submit((), None, pending.completion.deadline)
+                request = step.burst.source.admit((), None, pending.completion.deadline)
             except FAILURES as error:
                 self._end_step(pending, error)
                 continue

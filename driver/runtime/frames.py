@@ -160,7 +160,7 @@ class FrameBurst(AnyBurst, BurstRequests, Generic[_T]):
         """Count a request that was cancelled, refused or replaced."""
         self._drops += 1
 
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
+    def admit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Completion | None:
         """Submit without waiting; `told` as for `Completion`. None: there is no room."""
         try:
             with self._lock:

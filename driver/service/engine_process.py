@@ -14,6 +14,7 @@ from driver.engine import sandbox, state
 from driver.engine.landlock import Access
 from driver.engine.latency import KEPT
 from driver.engine.process import main as run_engine
+from driver.engine.real_time import RealTime
 from driver.engine.running_files import RunningFiles
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ def start_engine(
     is_shared: bool,
     group: EngineGroup | None = None,
     low: LowPriority | None = None,
+    real_time: RealTime | None = None,
 ) -> EngineProcess:
     """Start the engine process. It ends when this process dies or closes its end of the channel.
 
     is_shared: accounts share it. `group`: it is in that control group. `low`: its priority at first, if that is not the
-    usual one.
+    usual one. `real_time`: what its owner says of that.
 
     By fork, because both processes begin with importing the same modules: a device starts
     in half the time. Only this thread exists yet, besides numpy's, which survive forks.
@@ -72,8 +74,10 @@ def start_engine(
                 group.close()
             if low:
                 low.enter()
-            sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT)
-            run_engine(name, kind, far, running, is_shared=is_shared)
+            rule = real_time or RealTime()
+            kept = sandbox.OF_CELLS | rule.capabilities
+            sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT, kept, locks=rule.locks)
+            run_engine(name, kind, far, running, is_shared=is_shared, real_time=rule)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
         finally:

@@ -36,6 +36,7 @@ from driver.engine.landlock import Access
 from driver.engine.latency import KEPT
 from driver.engine.ledger import Ledger
 from driver.engine.limits import limits, or_raise, renew_when
+from driver.engine.real_time import RealTime
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
 from driver.protocol.greeting import Greeting
@@ -94,6 +95,7 @@ class ServiceOptions(NamedTuple):
     files_of_others: bool = False  #: takes model files from every account that it serves
     group: EngineGroup | None = None  #: of its engine
     is_second: bool = False  #: another service of the device is there, whose clients are to come over
+    real_time: RealTime = RealTime()  #: what its owner says of that
 
     @property
     def is_shared(self) -> bool:
@@ -515,9 +517,13 @@ def run(name: str, source: ClientSource, place: Place, options: ServiceOptions) 
     engine_log, engine = EngineLog(file), None
     try:
         low = LowPriority() if options.is_second else None
-        sandbox.enter_files(kind := device_class(name), kept_files(place, kind))
+        rule = options.real_time
+        rule.prepare()
+        kept = sandbox.OF_CELLS | rule.capabilities
+        sandbox.enter_files(kind := device_class(name), kept_files(place, kind), kept, locks=rule.locks)
         group = options.group
-        engine = start_engine(name, kind, source, engine_log, is_shared=options.is_shared, group=group, low=low)
+        is_shared = options.is_shared
+        engine = start_engine(name, kind, source, engine_log, is_shared=is_shared, group=group, low=low, real_time=rule)
         service = Service(name, kind, source, options, engine=engine, low=low)
         gc.enable()
         engine_log.begin()

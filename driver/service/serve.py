@@ -26,6 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from burst.real_time import PRIORITY
 from driver.client import discovery
 from driver.client.served_sockets import owner_of
 from driver.config import home, listed_home
@@ -34,6 +35,7 @@ from driver.devices.library.description import absolute
 from driver.engine import sandbox, state
 from driver.engine.call_rules import of_broker
 from driver.engine.landlock import Access
+from driver.engine.real_time import RealTime, refusal
 from driver.errors import DeviceFailed
 from driver.service import subordinate_uids
 from driver.service.bounded_log import BoundedHandler, LogFile
@@ -78,6 +80,16 @@ _FOR_DYNAMIC_USERS = {
 }
 """The same where systemd makes the account."""
 
+_FOR_REAL_TIME = {
+    ", and none of it is locked.": ".",
+    "LimitMEMLOCK=8M": "# What bursts in real time lock: their queues and pools.\nLimitMEMLOCK=256M\n"
+    "# All bursts are served in real time. A thread of the device may run for 0.2 s without a pause.\n"
+    f"LimitRTPRIO={PRIORITY}",
+    "RestrictRealtime=yes": "RestrictRealtime=no",
+    " $BURST_OPTIONS": " --real-time $BURST_OPTIONS",
+}
+"""The same where all bursts are served in real time."""
+
 _RUN = "from driver.service.serve import main; main()  # burst serve"
 """Its comment is what `ps` and `pgrep -f "burst serve"` find; the device's name follows it."""
 
@@ -89,6 +101,7 @@ def serve(
     metrics: str | None = None,
     files_of_others: bool = False,
     uids: str | None = None,
+    real_time: bool = False,
     tell: Callable[[Path, str | None], object] | None = None,
 ) -> NoReturn:
     """Become the service of a device, until SIGTERM or SIGINT.
@@ -101,12 +114,15 @@ def serve(
         files_of_others: takes model files from all accounts, where these share an engine.
         uids: "FIRST-LAST", uids and gids for the cells of other accounts, where each account has an engine of its own;
             None: all have this process's.
+        real_time: serves all bursts in real time, of all accounts that may connect.
         tell: called with the socket and the address of the metrics when clients may connect; None prints both.
 
     Raise DeviceNotFound, DeviceFailed.
     """
     name = absolute(name)
     usable_class(name)  # raises DeviceNotFound
+    if real_time and (why := refusal()):
+        raise DeviceFailed(f"--real-time: {why}")
     gid = None if group is None else _gid(group)
     os.umask(0o077)
     if uids:
@@ -118,16 +134,21 @@ def serve(
     listener = _listener(name, place, gid)
     (tell or partial(_tell, name))(place.socket, exposed[1] if exposed else None)
     fds = listener.fileno(), exposed[0].fileno() if exposed else -1
-    _become(name, place, fds, uids or "", gid is not None, files_of_others, tell is not None)
+    _become(name, place, fds, uids or "", gid is not None, files_of_others, tell is not None, real_time)
 
 
-def unit(user: str, group: str, command: str, uids: str | None = None, *, is_dynamic: bool = False) -> str:
+def unit(
+    user: str, group: str, command: str, uids: str | None = None, *, is_dynamic: bool = False, real_time: bool = False
+) -> str:
     """Return the template unit for systemd: `systemctl start burst@DEVICE`.
 
-    `command`: the path of `burst`. `uids`: as of `serve`. `is_dynamic`: systemd makes the account. Raise DeviceFailed.
+    `command`: the path of `burst`. `uids`, `real_time`: as of `serve`. `is_dynamic`: systemd makes the account.
+    Raise DeviceFailed.
     """
     text = resources.files("driver.service").joinpath("burst@.service").read_text()
     changes: dict[str, str] = _FOR_DYNAMIC_USERS if is_dynamic else {}
+    if real_time:
+        changes = changes | _FOR_REAL_TIME
     if uids == subordinate_uids.WORD:
         raise DeviceFailed("--uids subuids: a unit gives the device capabilities instead: give it FIRST-LAST")
     if uids:
@@ -143,10 +164,11 @@ def unit(user: str, group: str, command: str, uids: str | None = None, *, is_dyn
 def main() -> None:
     """Entry point of that process. Arguments: device name; sockets of service and metrics; the uids of cells, or "";
     whether it serves every account that may open its socket; whether it takes model files from all of them; whether it
-    prints nothing.
+    prints nothing; whether it serves in real time.
     """
     name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
-    uids, (is_open, files_of_others, is_quiet) = sys.argv[4], (word == "True" for word in sys.argv[5:8])
+    uids, (is_open, files_of_others, is_quiet, in_real_time) = sys.argv[4], (word == "True" for word in sys.argv[5:9])
+    real_time = RealTime(is_given=in_real_time, may_be_asked=not is_open)
     groups, of_cells = EngineGroups.of_this_process(), CellUids.of(uids) if uids else None
     if of_cells and of_cells.capabilities:
         sandbox.keep_uids(of_cells.uids)  # before it loads the device
@@ -156,12 +178,20 @@ def main() -> None:
     if is_open and not _has_one_engine(name):
         listener = socket.socket(fileno=fd)
         broke(
-            name, listener, place, stop, metrics_fd=metrics_fd, monitored=monitored, cell_uids=of_cells, groups=groups
+            name,
+            listener,
+            place,
+            stop,
+            metrics_fd=metrics_fd,
+            monitored=monitored,
+            cell_uids=of_cells,
+            groups=groups,
+            real_time=real_time,
         )
     if device_class(name).asked_apart:
-        sandbox.keep_capabilities(sandbox.OF_CELLS)  # it begins no cells
+        sandbox.keep_capabilities(sandbox.OF_CELLS | real_time.capabilities)  # it begins no cells
         stay(name, place, fd)
-    options = ServiceOptions(None, is_open, stop, on_start=monitored, files_of_others=files_of_others)
+    options = ServiceOptions(None, is_open, stop, monitored, files_of_others=files_of_others, real_time=real_time)
     if groups and not options.is_shared:
         options = options._replace(group=groups.begin())
     run(name, ListeningSocket(socket.socket(fileno=fd), place), place, options)
@@ -193,6 +223,7 @@ def broke(
     monitored: Callable[[Service], bool],
     cell_uids: CellUids | None,
     groups: EngineGroups | None,
+    real_time: RealTime,
 ) -> NoReturn:
     """Become the broker of a device that has an engine for each account."""
     log = LogFile(place.log)
@@ -204,8 +235,8 @@ def broke(
         of_cells[cell_uids.homes] = Access.EDIT
     if groups:
         of_cells[groups.path] = Access.EDIT
-    kept = sandbox.OF_CELLS | (cell_uids.capabilities if cell_uids else 0)
-    sandbox.enter_files(kind, kept_files(place, kind) | of_cells, kept)
+    kept = sandbox.OF_CELLS | real_time.capabilities | (cell_uids.capabilities if cell_uids else 0)
+    sandbox.enter_files(kind, kept_files(place, kind) | of_cells, kept, locks=real_time.locks)
     needs = kind.needs if kind.asked_apart else kind().needs  # what it has loaded, all cells share
 
     notices = NotifyPipe()
@@ -225,7 +256,9 @@ def broke(
         linger, on_start = (None, begin) if is_home else (CELL_LINGER, None)
         if os.environ.get("WATCHDOG_PID") == str(os.getppid()):
             os.environ["WATCHDOG_PID"] = str(os.getpid())
-        options = ServiceOptions(linger, True, stop, on_start, account=uid, group=cell.group, is_second=cell.is_second)
+        options = ServiceOptions(
+            linger, True, stop, on_start, account=uid, group=cell.group, is_second=cell.is_second, real_time=real_time
+        )
         run(name, cell, place, options)
 
     def confine() -> None:

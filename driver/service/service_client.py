@@ -56,7 +56,7 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("allocate", "allocate_all", "release")},
             **{method: partial(self.forward, method) for method in ("copy_from", "copy_to", "copy", "seal")},
             **{method: partial(self.forward, method) for method in ("unseal", "buffer_state")},
-            **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
+            **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces", "real_time")},
             **{method: partial(self.forward, method) for method in ("census", "capabilities", "time_work")},
             "clock": lambda _: Reply([time.monotonic_ns()]),
             "figures": self.figures,

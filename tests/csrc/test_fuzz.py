@@ -18,7 +18,19 @@ HERE = Path(__file__).parent
 CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "readers", "event", "bridge"))
 BURST = tuple(
     f"burst/{name}.c"
-    for name in ("packet", "wire", "listener", "inflight", "timed", "blame", "deadline", "policy", "flows", "run_queue")
+    for name in (
+        "packet",
+        "wire",
+        "listener",
+        "inflight",
+        "timed",
+        "blame",
+        "real_time",
+        "deadline",
+        "policy",
+        "flows",
+        "run_queue",
+    )
 )
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
 PARTS = {

@@ -13,7 +13,7 @@ THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they o
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 WITH_BRIDGE = (*CORE, "fmq/bridge.c")
 RUN_QUEUE = ("burst/deadline.c", "burst/policy.c", "burst/flows.c", "burst/run_queue.c")
-SERVING = ("burst/listener.c", "burst/inflight.c", "burst/timed.c", "burst/blame.c")
+SERVING = ("burst/listener.c", "burst/inflight.c", "burst/timed.c", "burst/blame.c", "burst/real_time.c")
 BURST = (*WITH_BRIDGE, *RUN_QUEUE, "burst/packet.c", "burst/wire.c", "burst/caller.c", *SERVING)
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2, "broadcast": 3}
 

@@ -31,19 +31,21 @@ static int one_call(unsigned what, unsigned which, int may_close) {
     const burst_tensor x = {.pool = pool, .length = 16}, y = {.pool = pool, .offset = 64, .length = 16};
     const burst_tensor in[] = {x, x};
     int r;
-    switch (what % 12) {
+    switch (what % 14) {
     case 0: case 1: return burst_run(burst, requests[which], burst_now() + 1000000000, NULL);
     case 2: case 3: return burst_submit(burst, requests[which], BURST_FOREVER, NULL);
     case 4: case 5: case 6: return burst_await(burst, burst_now() + 1000000, NULL);
     case 7: return burst_cancel(burst, what % 64);
     case 8: return burst_count(burst, &counts);
     case 9: return burst_output_shape(burst, 0, NULL, 0);
+    case 11: return burst_try_submit(burst, requests[which], BURST_FOREVER, NULL);
+    case 12: return burst_poll(burst, NULL);
     case 10:
         r = burst_request_new(burst, 2, in, 1, &y, &made);
         return r ? r : burst_request_free(made);
     default:
         if (!may_close) return 0;
-        switch (what / 12 % 4) {
+        switch (what / 14 % 4) {
         case 0: return burst_request_free(requests[which]);
         case 1: return burst_pool_free(pool);
         case 2: return burst_compiled_free(compiled);

@@ -36,6 +36,8 @@ def calls(library, handle, other):
     yield "run", library.burst_run(handle, other, ANY, None)
     yield "submit", library.burst_submit(handle, other, ANY, None)
     yield "await", library.burst_await(handle, ANY, None)
+    yield "try_submit", library.burst_try_submit(handle, other, ANY, None)
+    yield "poll", library.burst_poll(handle, None)
     yield "cancel", library.burst_cancel(handle, c_uint64(1))
     yield "shape", library.burst_output_shape(handle, 0, None, 0)
     yield "count", library.burst_count(handle, byref((c_uint64 * 8)()))
@@ -46,7 +48,7 @@ def test_what_is_no_handle(library, handle):
     """NULL, small numbers and addresses are told from handles, in every function."""
     found = dict(calls(library, c_void_p(handle), c_void_p(handle)))
     assert set(found.values()) == {-errno.EINVAL}, found
-    assert len(found) == 19
+    assert len(found) == 21
     assert why(library)
 
 

@@ -1,0 +1,162 @@
+"""The LADSPA plug-in: under Debian's applyplugin, and under a host of the test's own whose device dies."""
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import wave
+from ctypes import POINTER, byref, c_char_p, c_float, c_ulong, c_void_p
+
+import libburst_by_ctypes
+import numpy as np
+import pytest
+from held_processes import HeldProcess
+from libburst_by_ctypes import ROOT
+from needed_tools import give_up
+from waiting import until
+
+import driver
+
+pytestmark = pytest.mark.integration
+BLOCK, RATE = 512, 48000
+INPUT, OUTPUT, WAITS, LATENCY, DRY = range(5)
+
+
+class Descriptor(ctypes.Structure):
+    """LADSPA_Descriptor."""
+
+    _fields_ = (
+        *(("unique_id", c_ulong), ("label", c_char_p), ("properties", ctypes.c_int)),
+        *((name, c_char_p) for name in ("name", "maker", "copyright")),
+        *(("port_count", c_ulong), ("port_descriptors", c_void_p), ("port_names", c_void_p), ("port_hints", c_void_p)),
+        ("implementation_data", c_void_p),
+        ("instantiate", ctypes.CFUNCTYPE(c_void_p, c_void_p, c_ulong)),
+        ("connect_port", ctypes.CFUNCTYPE(None, c_void_p, c_ulong, c_void_p)),
+        ("activate", c_void_p),
+        ("run", ctypes.CFUNCTYPE(None, c_void_p, c_ulong)),
+        *((name, c_void_p) for name in ("run_adding", "set_run_adding_gain", "deactivate")),
+        ("cleanup", ctypes.CFUNCTYPE(None, c_void_p)),
+    )
+
+
+class Host:
+    """A host of one instance, which is given a block at a time."""
+
+    def __init__(self, path):
+        library = ctypes.CDLL(str(path))
+        library.ladspa_descriptor.restype = POINTER(Descriptor)
+        self.plugin = library.ladspa_descriptor(0).contents
+        assert not library.ladspa_descriptor(1)
+        self.handle = self.plugin.instantiate(byref(self.plugin), RATE)
+        assert self.handle
+        self.sound, self.controls = (c_float * BLOCK)(), {port: c_float(0) for port in (WAITS, LATENCY, DRY)}
+        for port in (INPUT, OUTPUT):  # in place, as hosts may
+            self.plugin.connect_port(self.handle, port, ctypes.addressof(self.sound))
+        for port, value in self.controls.items():
+            self.plugin.connect_port(self.handle, port, ctypes.addressof(value))
+
+    def hear(self, value):
+        """What comes out while a block of that value goes in; then waits as long as a result may take."""
+        self.sound[:] = [value] * BLOCK
+        self.plugin.run(self.handle, BLOCK)
+        (found,) = set(self.sound)
+        return found
+
+    @property
+    def dry(self):
+        return self.controls[DRY].value
+
+    def close(self):
+        self.plugin.cleanup(self.handle)
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """Built by the line in the head of its source on what `make install` has installed."""
+    if not os.path.exists("/usr/include/ladspa.h"):
+        give_up("no ladspa.h: apt install ladspa-sdk")
+    prefix = libburst_by_ctypes.install(tmp_path_factory.mktemp("libburst"))
+    source = (ROOT / "examples/ladspa/burst_ladspa.c").read_text()
+    (line,) = re.findall(r"^ \*\s+(cc .*) -o burst_ladspa.so$", source, re.MULTILINE)
+    path, place = prefix / "burst_ladspa.so", shlex.quote(str(prefix / "lib"))
+    environment = os.environ | {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
+    command = f"{line} -Werror -Wl,-rpath,{place} -o {shlex.quote(str(path))}"
+    subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True, timeout=120)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch, place):
+    """The effect: half as loud, and upside down."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    half = numpy_helper.from_array(np.array(-0.5, np.float32), "half")
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, BLOCK]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "half"], ["y"])], "g", sides[:1], sides[1:], [half])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path = tmp_path / "half.onnx"
+    onnx.save(made, path)
+    for name, value in {"MODEL": path, "BLOCK": BLOCK, "DEVICE": "onnxruntime"}.items():
+        monkeypatch.setenv(f"BURST_LADSPA_{name}", str(value))
+    return path
+
+
+@pytest.fixture
+def device(model):
+    """The engine that the plug-in's device has, held; killed after the test."""
+    with driver.connect("onnxruntime") as connection:
+        held = HeldProcess(connection.engine_pid)
+    yield held
+    held.end()
+
+
+@pytest.mark.usefixtures("model")
+def test_applyplugin_renders_a_file(plugin, tmp_path):
+    """Each sample comes out a block later, as the model makes it."""
+    if shutil.which("applyplugin") is None:
+        give_up("no applyplugin: apt install ladspa-sdk")
+    sound = np.random.default_rng(1).integers(-(2**15), 2**15, 20 * BLOCK).astype("<i2")
+    with wave.open(str(tmp_path / "in.wav"), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(sound.tobytes())
+    command = ["applyplugin", tmp_path / "in.wav", tmp_path / "out.wav", plugin, "burst_model", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with wave.open(str(tmp_path / "out.wav")) as file:
+        heard = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(int)
+    assert not heard[:BLOCK].any()
+    assert np.abs(heard[BLOCK : len(sound)] + sound[: len(sound) - BLOCK] // 2).max() <= 2
+
+
+@pytest.mark.usefixtures("model")
+def test_a_block_is_heard_as_it_is_where_the_model_is_late(plugin, device):
+    """While the engine stands still; then the effect is heard again, and nothing of what was late."""
+    host = Host(plugin)
+    assert host.hear(0.25) == 0.0
+    until(lambda: host.hear(0.25) == -0.125)
+    device.signal(signal.SIGSTOP)
+    host.hear(0.5)
+    before = host.dry
+    assert [host.hear(0.5 + i) for i in range(6)] == [0.5, 0.5, 1.5, 2.5, 3.5, 4.5]
+    assert host.dry == before + 6
+    device.signal(signal.SIGCONT)
+    until(lambda: host.hear(0.125) == -0.0625)
+    assert host.controls[LATENCY].value == BLOCK
+    host.close()
+
+
+def test_sound_goes_on_when_the_device_dies(plugin, device):
+    """As it goes in, without a gap; and the effect comes back with the device, which the plug-in starts again."""
+    host = Host(plugin)
+    host.hear(0.25)
+    until(lambda: host.hear(0.25) == -0.125)
+    device.signal(signal.SIGKILL)
+    assert device.has_ended()
+    heard = []
+    until(lambda: heard.append(host.hear(0.25)) or (len(heard) > 4 and heard[-1] == -0.125))
+    assert set(heard) == {0.25, -0.125}
+    host.close()
