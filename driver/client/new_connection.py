@@ -24,7 +24,7 @@ _SHUTDOWN_GRACE = 1.0  # seconds in which a service tells what a driver in a lib
 
 
 class ClientTerms(NamedTuple):
-    """What a client says of itself to each life of its device."""
+    """The terms on which a client connects to each life of its device."""
 
     application: str | None = None  #: the name that was declared, or None
     real_time: bool = False  #: its bursts are served in real time

@@ -486,7 +486,6 @@ class EngineClient:
             told = os.dup(life.fd)
             undo.callback(os.close, told)
             burst = OpenBurst(self._engine.device.name, context, trace, life)
-            real_time = priority() if self._is_real_time else 0
             offer = BurstOffer(
                 requests=queues[0],
                 results=queues[1],
@@ -500,8 +499,8 @@ class EngineClient:
                 ticket=Ticket(self._flows[loaded.priority]),
                 on_end=burst.ended,
                 life=life,
-                memory_from=locked(self.importer) if real_time else self.importer,
-                real_time=real_time,
+                memory_from=locked(self.importer) if self._is_real_time else self.importer,
+                real_time=priority() if self._is_real_time else 0,
                 around=self._engine.latency.around(loaded.shared.bursts.preference),
             )
             self._engine.watch_threads(loaded.shared, self.uid)

@@ -35,7 +35,7 @@ _OTHERS = (
 
 
 class RealTime(NamedTuple):
-    """What a device's owner says about real time."""
+    """The rule of a device's owner about real time."""
 
     is_given: bool = False  #: all bursts are served so
     may_be_asked: bool = True  #: its clients may ask

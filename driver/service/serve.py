@@ -238,7 +238,6 @@ def broke(
     kept = sandbox.OF_CELLS | real_time.capabilities | (cell_uids.capabilities if cell_uids else 0)
     sandbox.enter_files(kind, kept_files(place, kind) | of_cells, kept, locks=real_time.locks)
     needs = kind.needs if kind.asked_apart else kind().needs  # what it has loaded, all cells share
-
     notices = NotifyPipe()
 
     def become(cell: Cell, uid: int) -> NoReturn:
@@ -256,10 +255,8 @@ def broke(
         linger, on_start = (None, begin) if is_home else (CELL_LINGER, None)
         if os.environ.get("WATCHDOG_PID") == str(os.getppid()):
             os.environ["WATCHDOG_PID"] = str(os.getpid())
-        options = ServiceOptions(
-            linger, True, stop, on_start, account=uid, group=cell.group, is_second=cell.is_second, real_time=real_time
-        )
-        run(name, cell, place, options)
+        options = ServiceOptions(linger, True, stop, on_start, account=uid, real_time=real_time)
+        run(name, cell, place, options._replace(group=cell.group, is_second=cell.is_second))
 
     def confine() -> None:
         sandbox.keep_capabilities(sandbox.OF_CELLS)
