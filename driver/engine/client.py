@@ -477,10 +477,7 @@ class EngineClient:
             longest = DATUM * max(queues[0].capacity, queues[1].capacity)  # the listener has a buffer for such a packet
             claim = self.quota.take("close bursts", **price("burst", bytes=longest))
             undo.callback(claim.give_back)
-            memory = trace_memory(message.fds)
-            trace = Trace(memory) if memory else Trace.create()
-            trace.page.device.priority = 1 + loaded.priority
-            trace.note_application(self._application.name)
+            trace = self._trace_in(message.fds, loaded)
             life = LifePage()
             undo.callback(life.close)
             told = os.dup(life.fd)
@@ -508,6 +505,13 @@ class EngineClient:
             self._start(burst, loaded.shared.bursts, claim)
             undo.pop_all()
         return Reply([version], [told])
+
+    def _trace_in(self, fds: list[int], loaded: LoadedModel) -> Trace:
+        memory = trace_memory(fds)
+        trace = Trace(memory) if memory else Trace.create()
+        trace.page.device.priority = 1 + loaded.priority
+        trace.note_application(self._application.name)
+        return trace
 
     def _queue(self, wire: object, message: Message) -> Descriptor:
         """Return the queue in a message's first descriptor. Raise ResourceExhaustedPersistent, InvalidDescriptor."""
