@@ -17,7 +17,6 @@ from burst import (
     Memory,
     ResourceExhaustedTransient,
     StatusError,
-    Trace,
 )
 from burst.channel import Channel, Message
 from burst.datum import DATUM
@@ -29,7 +28,7 @@ from driver.config import device_uid
 from driver.deadlines import due
 from driver.engine.binding import charge_thread, execution
 from driver.engine.cache.compilations import CacheOwner, Declined
-from driver.engine.client_descriptors import Descriptors, sent_model, to_read, trace_memory, trace_of
+from driver.engine.client_descriptors import Descriptors, burst_trace, sent_model, to_read, trace_of
 from driver.engine.device_memory import BufferTerms, LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.joining import Joining
 from driver.engine.lane import ClientLane, LaneOwner
@@ -477,7 +476,7 @@ class EngineClient:
             longest = DATUM * max(queues[0].capacity, queues[1].capacity)  # the listener has a buffer for such a packet
             claim = self.quota.take("close bursts", **price("burst", bytes=longest))
             undo.callback(claim.give_back)
-            trace = self._trace_in(message.fds, loaded)
+            trace = burst_trace(message.fds, loaded.priority, self._application.name)
             life = LifePage()
             undo.callback(life.close)
             told = os.dup(life.fd)
@@ -505,13 +504,6 @@ class EngineClient:
             self._start(burst, loaded.shared.bursts, claim)
             undo.pop_all()
         return Reply([version], [told])
-
-    def _trace_in(self, fds: list[int], loaded: LoadedModel) -> Trace:
-        memory = trace_memory(fds)
-        trace = Trace(memory) if memory else Trace.create()
-        trace.page.device.priority = 1 + loaded.priority
-        trace.note_application(self._application.name)
-        return trace
 
     def _queue(self, wire: object, message: Message) -> Descriptor:
         """Return the queue in a message's first descriptor. Raise ResourceExhaustedPersistent, InvalidDescriptor."""

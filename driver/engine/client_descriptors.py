@@ -62,3 +62,12 @@ class Descriptors(list[int]):
 
     def __exit__(self, *_: object) -> None:
         close_all(self)
+
+
+def burst_trace(fds: list[int], priority: int, application: str) -> Trace:
+    """Return the trace of a burst, in the memory that its client hands over, or in new memory."""
+    memory = trace_memory(fds)
+    trace = Trace(memory) if memory else Trace.create()
+    trace.page.device.priority = 1 + priority
+    trace.note_application(application)
+    return trace
