@@ -2,17 +2,16 @@
 
     python bench/real_time.py [--pairs 5] [--seconds 8] [--period 8] [--busy 2] [--json FILE]
 
-A block of work every 8 ms, as a sound card asks for it, on a driver in C, while `--busy` processes compute. In one row
-the burst is as usual, in the next one it is real time, and in the last one its client is, too. A row says how much
-longer than the work a request takes. cyclictest (Debian: rt-tests), in the same round, wakes up as often, in real time
-and as an ordinary thread: so late is the machine itself. Needs RLIMIT_RTPRIO, or root.
+A block of work every 8 ms, as a sound card asks for it, on litert, while `--busy` processes compute. In one row
+the burst is as usual, in the next one it is real time, and in the last one its client is, too. A row says when
+the result was there, from when the request was due. cyclictest (Debian: rt-tests), in the same round, wakes up as
+often, in real time and as an ordinary thread: so late is the machine itself. Needs CAP_SYS_NICE, as root has.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from measure import Budget, NotMeasured, Runs, progress, scratch
 from own_device import own_device
 from paced import model
 from question import Question, against, median, times
+from served_devices import folder, served  # paced has the tests' folder on the path
 
 import driver
 from burst.real_time import PRIORITY, why_not
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 USUAL, DEVICE, BOTH = "burst", "burst, real_time=True", "the same, and its client"
 ORDINARY, CYCLIC = "cyclictest, ordinary", "cyclictest, real time"
-WORK = 300.0  # microseconds
 _BUSY = "while True: pass"
 
 
@@ -69,7 +68,7 @@ def block(burst: Burst, args: argparse.Namespace) -> Block:
         due += period
         time.sleep(max(0.0, due - time.monotonic()))
         burst.run()
-        took.append((time.monotonic() - due) * 1e6 - WORK)
+        took.append((time.monotonic() - due) * 1e6)
     return late(took)
 
 
@@ -90,13 +89,13 @@ def cyclictest(args: argparse.Namespace, *how: str) -> Block:
 
 def blocks(stack: ExitStack, args: argparse.Namespace) -> dict[str, Callable[[], Block]]:
     """By name: what runs a block."""
-    device = stack.enter_context(own_device("native_device:Spinning"))
-    real = stack.enter_context(driver.connect(device.address, real_time=True))
+    device = stack.enter_context(own_device("litert"))
+    path = stack.enter_context(folder())
+    stack.enter_context(served(path / "run", "--real-time", device="litert"))
+    real = stack.enter_context(driver.connect(str(path / "run/litert.sock"), real_time=True))
     bursts = []
     for each in (device, real):
         bursts.append(stack.enter_context(stack.enter_context(each.prepare(model())).burst()))
-        for array, value in zip(bursts[-1].inputs, (WORK, 0), strict=True):
-            array[:] = value
         bursts[-1].run()
 
     def both() -> Block:
@@ -114,9 +113,6 @@ def blocks(stack: ExitStack, args: argparse.Namespace) -> dict[str, Callable[[],
 
 def measure(args: argparse.Namespace) -> Runs:
     """All rounds. Raise SystemExit where nothing may be real time."""
-    hard = resource.getrlimit(resource.RLIMIT_RTPRIO)[1]
-    most = max(hard, PRIORITY) if os.geteuid() == 0 else hard
-    resource.setrlimit(resource.RLIMIT_RTPRIO, (most, most))
     if why := why_not():
         sys.exit(f"real_time.py: {why}")
     runs = Runs()
