@@ -21,12 +21,11 @@ from core_sources import CORE
 from emulated_machine import COMPILER
 
 EMULATOR = "qemu-aarch64-static"
-WITH_BRIDGE = (*CORE, "fmq/bridge.c")
 SCHEDULED = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "readers", "event"))
 # program -> sources, flags, whether it takes SEED MILLISECONDS, and what its output has to have
 PROGRAMS = {
-    "ring_race.c": (WITH_BRIDGE, (), r"stream: [1-9].*exchange: [1-9].*stop: [1-9].*busy: [1-9]"),
-    "hostile.c": (WITH_BRIDGE, (), r"\d+ calls, [1-9]\d* ends lost"),
+    "ring_race.c": (CORE, (), r"stream: [1-9].*exchange: [1-9].*stop: [1-9].*busy: [1-9]"),
+    "hostile.c": (CORE, (), r"\d+ calls, [1-9]\d* ends lost"),
 }
 
 

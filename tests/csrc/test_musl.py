@@ -49,7 +49,7 @@ def prefix(kernel_headers, tmp_path_factory):
 )
 def test_a_test_program_holds_with_musl(build, kernel_headers, program, arguments, expected):
     """Ends race, a peer lies, and processes are killed at random moments: the kernel marks the deaths as with glibc."""
-    sources = (*CORE, "fmq/bridge.c")
+    sources = CORE
     binary = build(program, *sources, flags=("-static", *kernel_headers), cc=COMPILER)
     assert re.search(expected, out := binary(str(random.randrange(2**32)), *arguments), re.DOTALL), out
 

@@ -11,16 +11,15 @@ pytestmark = pytest.mark.integration
 
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
-WITH_BRIDGE = (*CORE, "fmq/bridge.c")
 RUN_QUEUE = ("burst/deadline.c", "burst/policy.c", "burst/flows.c", "burst/run_queue.c")
 SERVING = ("burst/listener.c", "burst/inflight.c", "burst/timed.c", "burst/blame.c", "burst/real_time.c")
-BURST = (*WITH_BRIDGE, *RUN_QUEUE, "burst/packet.c", "burst/wire.c", "burst/caller.c", *SERVING)
+BURST = (*CORE, *RUN_QUEUE, "burst/packet.c", "burst/wire.c", "burst/caller.c", *SERVING)
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2, "broadcast": 3}
 
 
 def race(build, flags, milliseconds, seed):
     return counted(
-        build("ring_race.c", *WITH_BRIDGE, flags=flags),
+        build("ring_race.c", *CORE, flags=flags),
         milliseconds,
         seed,
         {"stream", "exchange", "stop", "broadcast", "busy"},
@@ -43,7 +42,7 @@ def race_of_cancels(build, flags, milliseconds, seed):
 
 
 def race_of_run_queues(build, flags, milliseconds, seed):
-    program = build("run_queue_race.c", *WITH_BRIDGE, *RUN_QUEUE, flags=flags)
+    program = build("run_queue_race.c", *CORE, *RUN_QUEUE, flags=flags)
     return counted(program, milliseconds, seed, {"served", "yielded", "missed", "closed"})
 
 
@@ -60,7 +59,7 @@ def counted(program, milliseconds, seed, names):
 
 
 def hostile(build, milliseconds, seed, flavour):
-    program = build("hostile.c", *WITH_BRIDGE, flags=ADDRESS)
+    program = build("hostile.c", *CORE, flags=ADDRESS)
     out = program(str(seed), str(milliseconds), str(FLAVOURS[flavour]), timeout=milliseconds / 1000 + 60)
     assert re.match(r"\d+ calls, [1-9]\d* ends lost", out), "the scribbler was never noticed"
     return out

@@ -60,7 +60,7 @@ def apart(two_cpus):
     return keep_apart
 
 
-@pytest.mark.integration
+@pytest.mark.stress
 def test_low_power_takes_less(place, kit, apart):
     """At 100 pairs of requests a second a burst for low power takes less CPU time, on both sides together, than a fast
     one: in the best of some tries that take turns, as whatever else runs makes both dearer.
