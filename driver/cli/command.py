@@ -96,8 +96,7 @@ class _LazyGroup(click.Group):
             print_json({"error": error.format_message(), "status": error.exit_code})
             sys.exit(error.exit_code)
         except click.Abort:
-            click.echo("Aborted!", err=True)
-            sys.exit(1)
+            sys.exit("Aborted!")
         sys.exit(status if isinstance(status, int) else 0)
 
     def invoke(self, context: click.Context) -> Any:
