@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 @contextmanager
 def without_info_lines() -> Iterator[None]:
     """Keep back what is written to standard error meanwhile, and write it in the end, without those lines."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is no standard error
-        yield
-        return
-    with open(os.memfd_create("litert"), "w+b") as told:
+    with ExitStack() as stack:
+        try:
+            told = stack.enter_context(open(os.memfd_create("litert"), "w+b"))
+            kept = os.dup(2)
+        except OSError:  # there is no standard error, or no descriptor is left
+            yield
+            return
         if sys.stderr:
             sys.stderr.flush()
         os.dup2(told.fileno(), 2)

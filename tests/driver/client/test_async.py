@@ -104,7 +104,7 @@ class TestAwait:
         """Cancelling a task drops its result; those before and after it are right, and no memory stays in use."""
 
         async def main():
-            tasks = [asyncio.ensure_future(burst.run_async(frame(0.01, n))) for n in range(6)]
+            tasks = [asyncio.ensure_future(burst.run_async(frame(0 if n else 0.3, n))) for n in range(6)]
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             tasks[1].cancel()  # in flight

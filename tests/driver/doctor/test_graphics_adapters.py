@@ -41,11 +41,7 @@ def found(machine):
 
 def test_without_the_provider_nothing_is_looked_at(monkeypatch):
     """A machine that does not use it hears nothing of Vulkan."""
-
-    def absent(name):
-        raise providers.PackageNotFoundError(name)
-
-    monkeypatch.setattr(providers, "distribution", absent)
+    monkeypatch.setattr(providers, "distribution", lambda _: None)
     assert list(graphics_adapters.adapters()) == []
 
 

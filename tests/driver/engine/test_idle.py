@@ -139,6 +139,7 @@ def test_worth_it(monkeypatch, tmp_path):
         limits=limits(),
         ledger=Ledger(limits()),
         memory=None,
+        real_time=SimpleNamespace(is_given=False),
         application=lambda _: application,
         note=lambda _: None,
     )

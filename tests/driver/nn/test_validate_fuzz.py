@@ -220,7 +220,7 @@ def test_corrupted_models_are_refused_or_run(count):
     """Validation raises InvalidModel and nothing else; what passes is computed, or fails at a named operation."""
     outcomes = fuzz(count)
     assert outcomes["refused"] > count / 2
-    assert outcomes["computed"] > 2  # what is drawn depends on which modules are there
+    assert outcomes["computed"] > 0  # what is drawn depends on which modules are there
 
 
 @pytest.mark.stress

@@ -233,7 +233,7 @@ def test_a_malformed_case_is_bad_usage(vts, write):
 def test_a_device_that_does_not_start_is_a_failure(vts):
     """Its log is named."""
     result = vts("burst_test_devices.odd:Broken", "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, json.loads(result.stdout)["status"]) == (1, 1)
     assert "its log is" in result.stderr
 
 

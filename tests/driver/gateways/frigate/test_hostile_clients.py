@@ -351,7 +351,12 @@ class TestSockets:
         """REQ sockets with heartbeats, and such that number their requests, are answered."""
         with Asker(f"ipc://{server.path}") as asker:
             asker.socket.disconnect(f"ipc://{server.path}")
-            for option, value in {"REQ_CORRELATE": 1, "REQ_RELAXED": 1, "HEARTBEAT_IVL": 20}.items():
+            for option, value in {
+                "REQ_CORRELATE": 1,
+                "REQ_RELAXED": 1,
+                "HEARTBEAT_IVL": 20,
+                "HEARTBEAT_TIMEOUT": 60_000,
+            }.items():
                 asker.socket.setsockopt(getattr(zmq, option), value)
             asker.socket.connect(f"ipc://{server.path}")
             for n in range(20):
