@@ -65,7 +65,7 @@ int burst_real_time(int priority) {
 }
 
 void real_time_rest(uint64_t now) {
-    /* Long enough that the thread really sleeps: a timer that has run out by then does not count. */
+    /* Long enough that the thread really sleeps: a timer that has run out by then is no rest. */
     static const struct timespec moment = {0, 100000};
     if (state != REAL_TIME || now - rested < REST_EVERY) return;
     nanosleep(&moment, NULL);
