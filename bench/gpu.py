@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gpu_frameworks import jax, played, torch
 from gpu_lane import ADDING, LANE, adding, lane, library
-from gpu_rows import MOST_ADDED, Row, connected, usable, use_stand_ins
+from gpu_rows import MOST_ADDED, Row, connected, seconds_in_flight, usable, use_stand_ins
 from gpu_session import configure_graphs, has_graphs, own_session
 from measure import NotMeasured, conditions, scratch
 
@@ -342,17 +342,7 @@ def _each(bench: Bench, burst: Any, feeds: list[NDArray[Any]], depth: int) -> fl
     """Seconds that each request adds while `depth` are in flight, the input in place."""
     burst.run(*feeds)
     count = max(2 * depth, count_for(seconds_of(burst.run, bench.block / 4), bench.block))
-    found = []
-    for _ in range(bench.rounds):
-        begin, futures = time.perf_counter(), []
-        for _ in range(count):
-            futures.append(burst.submit())
-            if len(futures) == depth:
-                futures.pop(0).result()
-        for future in futures:
-            future.result()
-        found.append((time.perf_counter() - begin) / count)
-    return float(np.median(found))
+    return float(np.median([seconds_in_flight(burst, count, depth) for _ in range(bench.rounds)]))
 
 
 # ---- many clients

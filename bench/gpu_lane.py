@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gpu_rows import TESTS, Row, attempted, connected
+from gpu_rows import TESTS, Row, attempted, connected, seconds_in_flight
 from measure import HERE, NotMeasured
 
 import driver
@@ -72,16 +72,8 @@ def _in_flight(bench: Bench, model: Any, n: int) -> tuple[Any, ...]:
     seconds = {}
     for depth in (1, 4):
         with model.burst(depth=depth) as burst:
-            count, futures = (8 if bench.is_quick else 400), list[Any]()
             burst.run(np.zeros((1, n), np.float32))
-            begin = time.perf_counter()
-            for _ in range(count):
-                futures.append(burst.submit())
-                if len(futures) == depth:
-                    futures.pop(0).result()
-            for future in futures:
-                future.result()
-            seconds[depth] = (time.perf_counter() - begin) / count
+            seconds[depth] = seconds_in_flight(burst, 8 if bench.is_quick else 400, depth)
     gain = seconds[1] / seconds[4]
     return f"{gain:.2f} x the rate", None, {"gain": gain, "alone_us": 1e6 * seconds[1]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,18 @@ class Row(NamedTuple):
         """For people."""
         kept = {None: "", True: " -> met", False: " -> missed"}[self.is_kept]
         return f"{self.check:9} {self.subject}: {self.words}{kept}"
+
+
+def seconds_in_flight(burst: driver.Burst, count: int, depth: int) -> float:
+    """What each of so many requests adds while `depth` are in flight, with the inputs in place."""
+    begin, futures = time.perf_counter(), list[Any]()
+    for _ in range(count):
+        futures.append(burst.submit())
+        if len(futures) == depth:
+            futures.pop(0).result()
+    for future in futures:
+        future.result()
+    return (time.perf_counter() - begin) / count
 
 
 @contextmanager

@@ -442,8 +442,8 @@ static int receive_or_recover(controller *c, uint64_t deadline, burst_outcome *o
 
 /* ---- both ------------------------------------------------------------------------------------ */
 
-int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline,
-                 uint64_t *number) {
+int controller_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline,
+                      uint64_t *number, sending *send) {
     int r;
     uint64_t ignored;
     controller *c = handle_take(handle, CONTROLLER, &r);
@@ -452,7 +452,7 @@ int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadl
     if (!q) return object_put(c), r;
     if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
     else if (!(r = controller_begin(c, SENDS))) {
-        r = send_or_recover(c, q, deadline, number ? number : &ignored);
+        r = send(c, q, deadline, number ? number : &ignored);
         controller_end(c, SENDS);
     }
     object_put(q);
@@ -460,17 +460,27 @@ int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadl
     return r;
 }
 
-int burst_await(burst_controller *handle, uint64_t deadline, burst_outcome *outcome) {
+int controller_await(burst_controller *handle, uint64_t deadline, burst_outcome *outcome,
+                     receiving *receive) {
     int r;
     burst_outcome ignored;
     controller *c = handle_take(handle, CONTROLLER, &r);
     if (!c) return r;
     if (!(r = controller_begin(c, RECEIVES))) {
-        r = receive_or_recover(c, deadline, outcome ? outcome : &ignored);
+        r = receive(c, deadline, outcome ? outcome : &ignored);
         controller_end(c, RECEIVES);
     }
     object_put(c);
     return r;
+}
+
+int burst_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline,
+                 uint64_t *number) {
+    return controller_submit(handle, wanted, deadline, number, send_or_recover);
+}
+
+int burst_await(burst_controller *handle, uint64_t deadline, burst_outcome *outcome) {
+    return controller_await(handle, deadline, outcome, receive_or_recover);
 }
 
 static bool is_any_wanted(controller *c) {

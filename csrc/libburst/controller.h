@@ -76,6 +76,14 @@ bool controller_land(controller *c, const flight *f, burst_outcome *o);
 int controller_told(controller *c, const burst_outcome *o); /* says what the device says */
 int controller_explain(controller *c, int r);               /* says what a lane says */
 
+/* The calls of a program: take the handles, keep other threads out, and then send or receive. */
+typedef int sending(controller *c, request *q, uint64_t deadline, uint64_t *number);
+typedef int receiving(controller *c, uint64_t deadline, burst_outcome *o);
+int controller_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline,
+                      uint64_t *number, sending *send);
+int controller_await(burst_controller *handle, uint64_t deadline, burst_outcome *outcome,
+                     receiving *receive);
+
 /* After -EPIPE on the lane of that generation, without a lock: 0, and another lane is there. */
 int controller_recover(controller *c, uint64_t generation);
 

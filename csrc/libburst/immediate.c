@@ -50,20 +50,7 @@ static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) 
 
 int burst_try_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline,
                      uint64_t *number) {
-    int r;
-    uint64_t ignored;
-    controller *c = handle_take(handle, CONTROLLER, &r);
-    if (!c) return r;
-    request *q = handle_take(wanted, REQUEST, &r);
-    if (!q) return object_put(c), r;
-    if (q->controller != c) r = fail(-EINVAL, "this request was made for another controller");
-    else if (!(r = controller_begin(c, SENDS))) {
-        r = send(c, q, deadline, number ? number : &ignored);
-        controller_end(c, SENDS);
-    }
-    object_put(q);
-    object_put(c);
-    return r;
+    return controller_submit(handle, wanted, deadline, number, send);
 }
 
 /* The next result, whether it is wanted or not. */
@@ -76,7 +63,8 @@ static int take_result(controller *c, flight *f) {
     return r;
 }
 
-static int receive(controller *c, burst_outcome *o) {
+static int receive(controller *c, uint64_t ignored, burst_outcome *o) {
+    (void)ignored;
     uint64_t generation;
     flight f;
     int r = try_enter(c, &generation);
@@ -89,16 +77,7 @@ static int receive(controller *c, burst_outcome *o) {
 }
 
 int burst_poll(burst_controller *handle, burst_outcome *outcome) {
-    int r;
-    burst_outcome ignored;
-    controller *c = handle_take(handle, CONTROLLER, &r);
-    if (!c) return r;
-    if (!(r = controller_begin(c, RECEIVES))) {
-        r = receive(c, outcome ? outcome : &ignored);
-        controller_end(c, RECEIVES);
-    }
-    object_put(c);
-    return r;
+    return controller_await(handle, 0, outcome, receive);
 }
 
 static int forsake(controller *c, uint64_t number) {
