@@ -1,5 +1,5 @@
 """The C files that a program needs which uses ends of queues and nothing of bursts."""
 
-_ENDS = ("queue", "sleep", "ring", "readers", "event", "futex")
-_PROCESS = ("life", "link", "bridge", "processors", "thread", "memory")
-CORE = tuple(f"fmq/{name}.c" for name in (*_ENDS, *_PROCESS))
+ENDS = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "readers", "event", "futex"))
+"""These, for one that has a process of its own (`fmq_this_process`)."""
+CORE = (*ENDS, *(f"fmq/{name}.c" for name in ("life", "link", "bridge", "processors", "thread", "memory")))

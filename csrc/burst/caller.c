@@ -121,14 +121,18 @@ static void expect(burst_caller *c, uint64_t took) {
     c->expected_ns += took / 8 - c->expected_ns / 8;
 }
 
+/* Whether polling at another time than at first may be of use: the program lets us poll, the
+ * request waits for no other client's, and is no stream's. */
+static bool may_foresee(const burst_caller *c) {
+    return c->spin_ns && c->queued_ns < SOON && in_a_row(&c->pauses) < HABIT;
+}
+
 /* Whether polling can cover the answer that is expected: it is longer than the window that the
- * program gave, always takes about as long, waits for no other client's requests, and is no
- * stream's. */
+ * program gave, and always takes about as long. */
 static bool may_cover(const burst_caller *c) {
     bool is_short = c->spin_ns < c->expected_ns && c->expected_ns <= MOST_COVERED;
-    bool is_regular = c->deviation_ns <= c->expected_ns / 4 && c->queued_ns < SOON;
-    return c->spin_ns && c->spin_ns <= SLEEP_COSTS && is_short && is_regular &&
-           in_a_row(&c->pauses) < HABIT;
+    bool is_regular = c->deviation_ns <= c->expected_ns / 4;
+    return c->spin_ns <= SLEEP_COSTS && is_short && is_regular && may_foresee(c);
 }
 
 /* Polling for the whole answer pays if a processor is free for it, which nobody can say; so both
@@ -157,14 +161,15 @@ static uint64_t own_tid(const burst_caller *c) {
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
-    if (look(&c->id) == c->results && may_cover(c)) compare(c, took);
+    bool is_alone = look(&c->id) == c->results; /* no further request is in flight */
+    if (is_alone && may_cover(c)) compare(c, took);
     /* Not after a short one: the line is in the device's cache. */
     bool is_known = took > SOON && served->id == c->results;
     if (took > SOON) note(&c->trace->client.tid, own_tid(c));
     if (is_known && served->done - look(&sent->sent) < took)
         took = served->done - look(&sent->sent);
     c->queued_ns = is_known ? served->started - served->taken : 0;
-    if (look(&c->id) == c->results) expect(c, took);
+    if (is_alone) expect(c, took);
     add_up(&c->long_answers, took > 4 * SOON);
     if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
     c->usual_ns += took / 8 - c->usual_ns / 8;
@@ -222,9 +227,9 @@ static uint64_t first_window(const burst_caller *c) {
  * served before ours: they need the processors. */
 static int await_result(burst_caller *c, uint64_t deadline) {
     uint64_t margin = EARLY + 2 * c->deviation_ns, due = look(&c->sent) + c->expected_ns;
-    bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8 && c->queued_ns < SOON;
-    bool is_foreseen = is_regular && c->spin_ns && in_a_row(&c->pauses) < HABIT &&
-                       look(&c->id) == c->results + 1 && due - margin < deadline;
+    bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8;
+    bool is_foreseen =
+        is_regular && may_foresee(c) && look(&c->id) == c->results + 1 && due - margin < deadline;
     if (!is_foreseen) return sleep_until(c->back, 1, first_window(c), deadline);
     int r = sleep_until(c->back, 1, first_window(c), due - margin);
     return r == -ETIMEDOUT ? sleep_until(c->back, 1, margin + EARLY, deadline) : r;

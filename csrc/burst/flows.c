@@ -5,6 +5,7 @@
 
 #include "burst/api.h"
 #include "fmq/futex.h"
+#include "fmq/thread.h"
 #include "burst/run_queue.h"
 
 #include <stdlib.h>
@@ -15,13 +16,7 @@ static _Atomic bool inherits;
 
 void run_queue_inherit_priorities(void) { atomic_store(&inherits, true); }
 
-void run_queue_init_lock(pthread_mutex_t *lock) {
-    pthread_mutexattr_t how;
-    pthread_mutexattr_init(&how);
-    if (atomic_load(&inherits)) pthread_mutexattr_setprotocol(&how, PTHREAD_PRIO_INHERIT);
-    if (pthread_mutex_init(lock, &how)) pthread_mutex_init(lock, NULL);
-    pthread_mutexattr_destroy(&how);
-}
+void run_queue_init_lock(pthread_mutex_t *lock) { thread_init_lock(lock, atomic_load(&inherits)); }
 
 burst_run_queue *burst_run_queue_new(uint32_t slots, uint64_t quantum_ns) {
     if (!slots || !quantum_ns || quantum_ns > INT64_MAX / 2 / BRIEF) return NULL;

@@ -23,7 +23,6 @@
 
 #include <errno.h>
 #include <stdint.h>
-#include <string.h>
 #include <time.h>
 
 #include "burst/api.h"

@@ -26,6 +26,18 @@ static int view_of(PyObject *array, Py_buffer *view, int flags) {
     return 0;
 }
 
+/* 1: a view of an array that is like `wanted`. */
+static int view_alike(PyObject *array, Py_buffer *view, const Py_buffer *wanted) {
+    if (!view_of(array, view, FROM)) return 0;
+    if (is_alike(view, wanted)) return 1;
+    PyBuffer_Release(view);
+    return 0;
+}
+
+static void move(const Py_buffer *from, const Py_buffer *into, int n) {
+    for (int i = 0; i < n; i++) memmove(into[i].buf, from[i].buf, (size_t)from[i].len);
+}
+
 /* ---- the inputs ------------------------------------------------------------------------------ */
 
 static int take_input(hot_inputs *in, PyObject *name, PyObject *array) {
@@ -61,12 +73,10 @@ void hot_forget_inputs(hot_inputs *in) {
 int hot_fill(hot_inputs *in, PyObject *const *arrays, Py_ssize_t n) {
     Py_buffer given[MOST_INPUTS];
     int taken = 0, fits = in->takes_arrays && n == in->count;
-    for (; fits && taken < n; taken++) {
-        if (!(fits = view_of(arrays[taken], &given[taken], FROM))) break;
-        fits = is_alike(&given[taken], &in->views[taken]);
-    }
+    for (; fits && taken < n; taken += fits)
+        fits = view_alike(arrays[taken], &given[taken], &in->views[taken]);
+    if (fits) move(given, in->views, taken);
     for (int i = 0; i < taken; i++) {
-        if (fits) memmove(in->views[i].buf, given[i].buf, (size_t)given[i].len);
         if (fits) in->copied += (uint64_t)given[i].len;
         PyBuffer_Release(&given[i]);
     }
@@ -144,16 +154,10 @@ static PyObject *member(PyObject *of, Py_ssize_t i) {
 }
 
 static int take_pair(PyObject *array, PyObject *place, Py_buffer *from, Py_buffer *into) {
-    if (!view_of(array, from, FROM)) return 0;
-    if (!view_of(place, into, INTO)) return PyBuffer_Release(from), 0;
-    if (is_alike(from, into)) return 1;
-    PyBuffer_Release(from);
+    if (!view_of(place, into, INTO)) return 0;
+    if (view_alike(array, from, into)) return 1;
     PyBuffer_Release(into);
     return 0;
-}
-
-static void move(const Py_buffer *from, const Py_buffer *into, int n) {
-    for (int i = 0; i < n; i++) memmove(into[i].buf, from[i].buf, (size_t)from[i].len);
 }
 
 PyObject *hot_copy_alike(PyObject *self, PyObject *args) {

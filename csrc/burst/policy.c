@@ -442,7 +442,7 @@ _Bool burst_policy_yields(burst_ticket *t, uint64_t now) {
     go_on_at_pace(&q->shares, &a->share->fair, account);
     int urgent = most_urgent(a), own = (int)f->priority;
     if (urgent > own) return true;
-    if (urgent == own && has_rivals(f) && f->deficit <= 0) return true;
+    if (urgent == own && f->deficit <= 0) return true;
     if (is_ahead(a, other)) return true;
     return account && t->served >= q->quantum && is_less(account->pace, a->share->fair.pace);
 }

@@ -11,6 +11,7 @@
 
 #include "burst/api.h"
 
+#include "burst/packet.h"
 #include "burst/real_time.h"
 #include "burst/run_queue.h"
 #include "burst/trace.h"
@@ -21,7 +22,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>

@@ -6,8 +6,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { RESOURCE_EXHAUSTED_TRANSIENT = 7 };
-
 /* This thread, in real time, sleeps for a moment, if it has not for long. */
 void real_time_rest(uint64_t now);
 /* Once: this thread has lost it since it was asked. */

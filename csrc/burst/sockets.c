@@ -16,6 +16,7 @@
 
 #include "burst/failure.h"
 #include "burst/messages.h"
+#include "burst/packet.h"
 #include "burst/slots.h"
 #include "fmq/thread.h"
 
@@ -32,13 +33,7 @@
 
 const char *burst_why(void) { return last_failure(); }
 
-enum {
-    EVENTS = 16,
-    BLOCK = 512,
-    PATIENCE_S = 5,
-    INVALID_ARGUMENT = 4,
-    RESOURCE_EXHAUSTED_TRANSIENT = 7
-};
+enum { EVENTS = 16, BLOCK = 512, PATIENCE_S = 5 };
 
 struct burst_sockets {
     struct burst_sockets *next;

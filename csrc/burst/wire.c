@@ -17,7 +17,7 @@
 /* Of a request, and of a result. packet.h has those that caller.c and listener.c know, too. */
 enum { INPUT = 1, INPUT_DIMENSION, OUTPUT, OUTPUT_DIMENSION, SLOT, MEASURE, TOKEN, LOOP_TIMEOUT };
 enum { OPERAND = 1, OPERAND_DIMENSION };
-enum { NONE = 0, INSUFFICIENT = 3, INVALID_ARGUMENT = 4 };
+enum { NONE = 0, INSUFFICIENT = 3 };
 
 /* A kind of element: a bit for each byte of its payload, and which of these is a bool (0: none). */
 typedef struct {

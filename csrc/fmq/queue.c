@@ -72,7 +72,7 @@ static void point_at(fmq_end *e, fmq_control *c, int role) {
 /* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is
  * visible. */
 static int take_over(fmq_end *e) {
-    if (e->readers.seats && !e->writer) return reader_join(e), 0;
+    if (end_has_seat(e)) return reader_join(e), 0;
     e->cursor.seen = atomic_load(&e->shared.theirs->counter);
     ring_move_to(e, e->shared.mine ? atomic_load(&e->shared.mine->counter) : e->cursor.seen);
     if (e->readers.seats)

@@ -105,9 +105,12 @@ static inline bool end_is_unsynchronized_reader(const struct fmq_end *e) {
     return e->overwrites && !e->writer;
 }
 
+/* One of the readers of a broadcast queue. */
+static inline bool end_has_seat(const struct fmq_end *e) { return e->readers.seats && !e->writer; }
+
 /* One of many readers, which all sleep on one word. */
 static inline bool end_is_one_of_many(const struct fmq_end *e) {
-    return !e->writer && (e->overwrites || e->readers.seats);
+    return end_has_seat(e) || (e->overwrites && !e->writer);
 }
 
 /* Woken for nothing now and then, and looks again once a second: one of many readers, or the writer

@@ -39,7 +39,7 @@ void sleep_wake_peer(fmq_end *e) {
     /* Plain load first: while the peer is awake its wait word stays shared in both caches.
      * pairs: SLEEP */
     if (!(atomic_load_explicit(e->shared.their_wait, memory_order_seq_cst) & 1)) return;
-    if (e->readers.seats && !e->writer && !reader_is_awaited(e)) return;
+    if (end_has_seat(e) && !reader_is_awaited(e)) return;
     /* Even, and a value that no sleeper may be about to sleep on. */
     atomic_fetch_add(e->shared.their_wait, 1);
     futex_wake(e->shared.their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
@@ -144,13 +144,13 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
     if (!spin_ns || mine == theirs) return -EAGAIN;
     /* Readers of a broadcast queue are more than there are processors: one that polls for the next
      * message keeps a processor from another that has not got this one yet. */
-    bool yields = e->readers.seats && !e->writer;
+    bool yields = end_has_seat(e);
     uint32_t first = yields ? YIELDS_FROM : SPINS_AT_FIRST,
              each = yields ? YIELDS_PER_CLOCK : SPINS_PER_CLOCK;
     /* No pauses at first, because on new processors one is as long as a transfer; but a peer on the
      * same core needs them. */
-    uint32_t at_once =
-        processors_are_siblings(&e->process->processors, mine, theirs) && !yields ? 0 : first;
+    bool is_one_core = !yields && processors_are_siblings(&e->process->processors, mine, theirs);
+    uint32_t at_once = is_one_core ? 0 : first;
     uint64_t until = 0;
     for (uint32_t i = 1;; i++) {
         if (i > at_once) yields ? (void)sched_yield() : relax();

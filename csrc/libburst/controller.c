@@ -13,6 +13,7 @@
 
 #include "burst/trace.h"
 #include "fmq/api.h"
+#include "fmq/thread.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -107,15 +108,6 @@ static int read_options(const burst_options *given, burst_options *o) {
     return 0;
 }
 
-/* A thread that holds the lock of the flights has the priority of one that waits for it. */
-static void init_lock(pthread_mutex_t *lock) {
-    pthread_mutexattr_t how;
-    pthread_mutexattr_init(&how);
-    pthread_mutexattr_setprotocol(&how, PTHREAD_PRIO_INHERIT);
-    if (pthread_mutex_init(lock, &how)) pthread_mutex_init(lock, NULL); /* an old kernel */
-    pthread_mutexattr_destroy(&how);
-}
-
 static controller *new_controller(compiled *p, const burst_options *options) {
     controller *c = calloc(1, sizeof *c);
     burst_slots *slots = burst_slots_new();
@@ -123,7 +115,7 @@ static controller *new_controller(compiled *p, const burst_options *options) {
         return free(c), burst_slots_free(slots), fail(-ENOMEM, "no memory for a controller"), NULL;
     c->slots = slots, c->compiled = p, c->options = *options, c->trace_memory = -1;
     pthread_rwlock_init(&c->living, NULL);
-    init_lock(&c->lock);
+    thread_init_lock(&c->lock, true);
     return c;
 }
 
@@ -230,11 +222,14 @@ static int next_life(controller *c) {
     return r;
 }
 
-int controller_recover(controller *c, uint64_t generation) {
-    if (!c->options.recover) {
-        atomic_store(&c->broken, -EPIPE);
-        return fail(-EPIPE, "the device died; a controller with `recover` starts it again");
-    }
+int controller_give_up(controller *c) {
+    atomic_store(&c->broken, -EPIPE);
+    return fail(-EPIPE, "the device died; a controller with `recover` starts it again");
+}
+
+/* After -EPIPE on the lane of that generation, without a lock: 0, and another lane is there. */
+static int recover(controller *c, uint64_t generation) {
+    if (!c->options.recover) return controller_give_up(c);
     pthread_rwlock_wrlock(&c->living);
     int r = atomic_load(&c->broken);
     if (!r && c->generation == generation && !atomic_load(&c->is_closed)) {
@@ -342,7 +337,7 @@ static int send_or_recover(controller *c, request *q, uint64_t deadline, uint64_
         if (r) return r;
         r = send(c, q, deadline, number);
         controller_leave(c);
-        if (r != -EPIPE || (r = controller_recover(c, generation))) return r;
+        if (r != -EPIPE || (r = recover(c, generation))) return r;
     }
 }
 
@@ -436,7 +431,7 @@ static int receive_or_recover(controller *c, uint64_t deadline, burst_outcome *o
         if (r) return r;
         r = receive(c, deadline, o);
         controller_leave(c);
-        if (r != -EPIPE || (r = controller_recover(c, generation))) return r;
+        if (r != -EPIPE || (r = recover(c, generation))) return r;
     }
 }
 
@@ -519,7 +514,7 @@ static int exchange_or_recover(controller *c, request *q, uint64_t deadline, bur
         int r = controller_refuse(c);
         if (r) return r;
         r = exchange(c, q, deadline, o);
-        if (r != -EPIPE || (r = controller_recover(c, c->generation))) return r;
+        if (r != -EPIPE || (r = recover(c, c->generation))) return r;
     }
 }
 

@@ -84,7 +84,7 @@ int controller_submit(burst_controller *handle, burst_request *wanted, uint64_t 
 int controller_await(burst_controller *handle, uint64_t deadline, burst_outcome *outcome,
                      receiving *receive);
 
-/* After -EPIPE on the lane of that generation, without a lock: 0, and another lane is there. */
-int controller_recover(controller *c, uint64_t generation);
+/* After -EPIPE without `recover`: it is of no more use; -EPIPE. */
+int controller_give_up(controller *c);
 
 #endif

@@ -9,24 +9,22 @@
 #include "libburst/controller.h"
 
 #include "burst/trace.h"
-#include "fmq/api.h"
 
 #include <errno.h>
 
 /* ---- requests and results -------------------------------------------------------------------- */
 
 /* As controller_enter; -EAGAIN: another thread is putting the next lane in its place. */
-static int try_enter(controller *c, uint64_t *generation) {
+static int try_enter(controller *c) {
     if (pthread_rwlock_tryrdlock(&c->living)) return -EAGAIN;
     int r = controller_refuse(c);
-    *generation = c->generation;
     if (r) controller_leave(c);
     return r;
 }
 
-static int tell_death(controller *c, uint64_t generation) {
+static int tell_death(controller *c) {
     return c->options.recover ? fail(-EPIPE, "the device died; a call that waits starts it again")
-                              : controller_recover(c, generation);
+                              : controller_give_up(c);
 }
 
 static int send_noted(controller *c, request *q, uint64_t deadline, uint64_t *number) {
@@ -37,15 +35,14 @@ static int send_noted(controller *c, request *q, uint64_t deadline, uint64_t *nu
 }
 
 static int send(controller *c, request *q, uint64_t deadline, uint64_t *number) {
-    uint64_t generation;
-    int r = try_enter(c, &generation);
+    int r = try_enter(c);
     if (r) return r;
     if (!(r = controller_mark(q)) && (r = send_noted(c, q, deadline, number))) {
         atomic_store(&q->in_flight, 0);
         if (r != -EAGAIN) controller_explain(c, r);
     }
     controller_leave(c);
-    return r == -EPIPE ? tell_death(c, generation) : r;
+    return r == -EPIPE ? tell_death(c) : r;
 }
 
 int burst_try_submit(burst_controller *handle, burst_request *wanted, uint64_t deadline,
@@ -65,15 +62,14 @@ static int take_result(controller *c, flight *f) {
 
 static int receive(controller *c, uint64_t ignored, burst_outcome *o) {
     (void)ignored;
-    uint64_t generation;
     flight f;
-    int r = try_enter(c, &generation);
+    int r = try_enter(c);
     if (r) return r;
     do r = take_result(c, &f);
     while (!r && !controller_land(c, &f, o));
     if (!r && o->status) r = controller_told(c, o);
     controller_leave(c);
-    return r == -EPIPE ? tell_death(c, generation) : r;
+    return r == -EPIPE ? tell_death(c) : r;
 }
 
 int burst_poll(burst_controller *handle, burst_outcome *outcome) {

@@ -199,26 +199,27 @@ static cudaError_t launch(burst_execution *e, const burst_operation *operation) 
     return launch_gemm(at[in[0]].values, at[in[1]].values, at[in[2]].values, to, m, n, k, e->stream);
 }
 
-static burst_status copy(burst_execution *e, uint32_t operand, bool is_in) {
+static cudaError_t copy(burst_execution *e, uint32_t operand, bool is_in) {
     const place *p = &e->places[operand];
     size_t bytes = burst_operand_bytes(burst_operand_at(e->prepared->graph, operand));
-    if (!p->client) return BURST_NONE;
+    if (!p->client) return cudaSuccess;
     void *to = is_in ? p->values : p->client, *from = is_in ? p->client : p->values;
     enum cudaMemcpyKind kind = is_in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-    return (e->failed = cudaMemcpyAsync(to, from, bytes, kind, e->stream)) ? BURST_GENERAL_FAILURE : BURST_NONE;
+    return cudaMemcpyAsync(to, from, bytes, kind, e->stream);
 }
 
 static burst_status execute(burst_execution *e, uint64_t deadline) {
     (void)deadline; /* the checkpoint knows it; nothing stops a kernel */
     const burst_subgraph *graph = e->prepared->graph;
-    burst_status status = e->prepared->device->host->checkpoint();
-    for (uint32_t i = 0; !status && i < graph->n_inputs; i++) status = copy(e, graph->inputs[i], true);
-    for (uint32_t i = 0; !status && i < graph->n_operations; i++)
-        if ((e->failed = launch(e, burst_operation_at(graph, i)))) status = BURST_GENERAL_FAILURE;
-    for (uint32_t i = 0; !status && i < graph->n_outputs; i++) status = copy(e, graph->outputs[i], false);
+    burst_status refused = e->prepared->device->host->checkpoint();
+    if (refused) return refused;
+    cudaError_t error = cudaSuccess;
+    for (uint32_t i = 0; !error && i < graph->n_inputs; i++) error = copy(e, graph->inputs[i], true);
+    for (uint32_t i = 0; !error && i < graph->n_operations; i++) error = launch(e, burst_operation_at(graph, i));
+    for (uint32_t i = 0; !error && i < graph->n_outputs; i++) error = copy(e, graph->outputs[i], false);
     cudaError_t ended = cudaStreamSynchronize(e->stream); /* also after a failure: nothing goes on in the client's memory */
-    if (!status && (e->failed = ended)) status = BURST_GENERAL_FAILURE;
-    return status;
+    e->failed = error ? error : ended;
+    return e->failed ? BURST_GENERAL_FAILURE : BURST_NONE;
 }
 
 static void explain(const burst_execution *e, burst_why *why) { fail(why, e->failed, "CUDA"); }

@@ -68,12 +68,12 @@ static slot *next_result(effect *e, int *result) {
     return *result >= 0 ? slot_of(e, outcome.number) : NULL;
 }
 
-/* What is heard from now on: the effect on the last block, or the block itself. Results that are late come first, and
- * are dropped. */
-static void hear(effect *e) {
+/* What is heard from now on: the effect on the last block, or the block itself, as while the device is dead. Results
+ * that are late come first, and are dropped. */
+static void hear(effect *e, int is_alive) {
     int result = 0, has_come = 0;
     memcpy(e->playing, e->now, e->block * sizeof(float));
-    int is_due = e->awaited || *e->ports[WAITS] <= 0;
+    int is_due = is_alive && (e->awaited || *e->ports[WAITS] <= 0);
     for (slot *s; is_due && !has_come && (s = next_result(e, &result));) {
         has_come = s->number == e->awaited; /* 0: no number of a request */
         s->number = 0;
@@ -83,8 +83,8 @@ static void hear(effect *e) {
     note_death(e, result);
 }
 
-static void send(effect *e) {
-    slot *s = slot_of(e, 0);
+static void send(effect *e, int is_alive) {
+    slot *s = is_alive ? slot_of(e, 0) : NULL;
     e->awaited = 0, e->has_begun = 1;
     if (!s) return;
     memcpy(s->in, e->now, e->block * sizeof(float));
@@ -99,13 +99,11 @@ static void run(LADSPA_Handle handle, unsigned long n) {
     for (unsigned long done = 0; done < n;) {
         unsigned long more = n - done < e->block - e->at ? n - done : e->block - e->at;
         int is_alive = !atomic_load(&e->is_mending);
-        if (!e->at && is_alive) hear(e);
-        else if (!e->at) memcpy(e->playing, e->now, e->block * sizeof(float)), e->dry++;
+        if (!e->at) hear(e, is_alive);
         memcpy(e->now + e->at, in + done, more * sizeof(float)); /* `in` may be where the output goes */
         memcpy(e->ports[OUTPUT] + done, e->playing + e->at, more * sizeof(float));
         e->at = (e->at + (uint32_t)more) % e->block, done += more;
-        if (!e->at && is_alive && !atomic_load(&e->is_mending)) send(e);
-        else if (!e->at) e->awaited = 0;
+        if (!e->at) send(e, is_alive && !atomic_load(&e->is_mending));
     }
     *e->ports[LATENCY] = (float)e->block;
     *e->ports[DRY] = e->dry;

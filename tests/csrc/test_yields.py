@@ -3,14 +3,14 @@
 import re
 
 import pytest
+from core_sources import ENDS
 
 pytestmark = pytest.mark.integration
 
 
 def test_only_one_of_many_readers_yields(build):
     """Readers of a broadcast queue are more than there are processors; a lone peer polls on without a system call."""
-    sources = [f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "readers", "event", "futex")]
-    out = build("yields.c", *sources, flags=["-Dsched_yield=counted_yield"])()
+    out = build("yields.c", *ENDS, flags=["-Dsched_yield=counted_yield"])()
     counts = {name: int(count) for name, count in re.findall(r"^(.*): (\d+)$", out, re.MULTILINE)}
     assert counts["one reader"] == 0
     assert counts["one of many"] > 0

@@ -12,16 +12,19 @@ from libburst_by_ctypes import ROOT
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    """built(source): the program, built by the line in the head of its source on what `make install` has installed."""
+    """built(source, target, more): a program or library, its name that of the source, built by the line in the head of
+    its source, and more flags, on what `make install` has installed.
+    """
     prefix = libburst_by_ctypes.install(tmp_path_factory.mktemp("libburst"))
     environment = os.environ | {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
 
-    def build(name):
+    def build(name, target="", more=""):
         source = ROOT / "examples" / name
-        (line,) = re.findall(rf"^ \*\s+(c\S+ .*) -o {source.stem}$", source.read_text(), re.MULTILINE)
-        command = f"{line} -Wl,-rpath,{shlex.quote(str(prefix / 'lib'))} -o {shlex.quote(str(prefix / source.stem))}"
+        made = prefix / (target or source.stem)
+        (line,) = re.findall(rf"^ \*\s+(c\S+ .*) -o {re.escape(made.name)}$", source.read_text(), re.MULTILINE)
+        command = f"{line} {more} -Wl,-rpath,{shlex.quote(str(prefix / 'lib'))} -o {shlex.quote(str(made))}"
         subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True, timeout=120)
-        return prefix / source.stem
+        return made
 
     return build
 

@@ -2,19 +2,15 @@
 
 import ctypes
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
 import wave
 from ctypes import POINTER, byref, c_char_p, c_float, c_ulong, c_void_p
 
-import libburst_by_ctypes
 import numpy as np
 import pytest
 from held_processes import HeldProcess
-from libburst_by_ctypes import ROOT
 from needed_tools import give_up
 from waiting import until
 
@@ -74,18 +70,11 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    """Built by the line in the head of its source on what `make install` has installed."""
+def plugin(built):
+    """Built without a warning."""
     if not os.path.exists("/usr/include/ladspa.h"):
         give_up("no ladspa.h: apt install ladspa-sdk")
-    prefix = libburst_by_ctypes.install(tmp_path_factory.mktemp("libburst"))
-    source = (ROOT / "examples/ladspa/burst_ladspa.c").read_text()
-    (line,) = re.findall(r"^ \*\s+(cc .*) -o burst_ladspa.so$", source, re.MULTILINE)
-    path, place = prefix / "burst_ladspa.so", shlex.quote(str(prefix / "lib"))
-    environment = os.environ | {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
-    command = f"{line} -Werror -Wl,-rpath,{place} -o {shlex.quote(str(path))}"
-    subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True, timeout=120)
-    return path
+    return built("ladspa/burst_ladspa.c", "burst_ladspa.so", "-Werror")
 
 
 @pytest.fixture

@@ -86,12 +86,7 @@ def test_the_page_is_typed_as_it_is_printed(tmp_path):
     name = f"/samples-{os.getpid()}"  # other tests may run beside this one
     (tmp_path / "queue.cpp").write_text(block(r"c\+\+").replace("/samples", name))
     lines = [
-        *(
-            "set -e",
-            "exec 3>&1 >&2",
-            install.replace("$HOME/.local\n", "$HOME/.local LIBRARIES_BUILD=$HOME/build\n", 1),
-        ),
-        *("cd ~", "exec >&3", run, "python3 program.py"),
+        *("set -e", "exec 3>&1 >&2", install, "cd ~", "exec >&3", run, "python3 program.py"),
         f"""python3 -c 'import fmq; fmq.MessageQueue.create("<f4", 1024, name="{name}").writer().write([1, 2.5, 3])'""",
         "c++ -std=c++17 queue.cpp $(pkg-config --cflags --libs libfmq) -o queue && ./queue",
         f"python3 -m fmq unlink {name} --force >/dev/null",
