@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Budget, Runs, ask, percentiles, progress, rounds
+from measure import Budget, Runs, ask, percentiles, progress, rounds, seconds_in_flight
 from own_device import own_device, pin
 from question import Question, against, interval, median, times
 
@@ -325,15 +325,7 @@ SHALLOW = "depth 10"
 
 def in_rotation(burst: Burst, depth: int, count: int) -> Block:
     """Microseconds that a request takes while `depth` are in flight, one after the other."""
-    flying: deque[Future[Result]] = deque()
-    begin = time.perf_counter()
-    for _ in range(count):
-        if len(flying) == depth:
-            flying.popleft().result(TIMEOUT)
-        flying.append(burst.submit())
-    while flying:
-        flying.popleft().result(TIMEOUT)
-    return {"us": 1e6 * (time.perf_counter() - begin) / count}
+    return {"us": 1e6 * seconds_in_flight(burst, count, depth, TIMEOUT)}
 
 
 def rotate(args: argparse.Namespace) -> Runs:

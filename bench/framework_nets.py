@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from measure import NotMeasured
 
+from driver.cli.own_runtime import own_runtime
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -69,3 +71,10 @@ def jax_net(path: Path, hidden: int, platforms: Sequence[str] = ("cpu",)) -> lis
     exported = jax.export.export(jax.jit(function), platforms=platforms)(jax.ShapeDtypeStruct(x.shape, x.dtype))
     path.write_bytes(exported.serialize())
     return [x]
+
+
+def own_runtime_of(path: Path, feeds: Sequence[NDArray[Any]]) -> Callable[[], list[NDArray[Any]]]:
+    """The file in this process, in the framework that it was made for."""
+    found = own_runtime(path, feeds)
+    assert found is not None
+    return lambda: [np.asarray(each) for each in found.call()]

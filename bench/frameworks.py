@@ -18,16 +18,16 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from framework_nets import jax_net, torch_net
+from framework_nets import jax_net, own_runtime_of, torch_net
 from measure import Budget, NotMeasured, Runs, ask, progress, rounds, scratch
 from own_device import own_device
 from question import Question, against, interval, times
 
 import driver
-from driver.cli.own_runtime import own_runtime
 from driver.cli.timing import count_for, seconds_of, time_calls
 
 if TYPE_CHECKING:
@@ -50,16 +50,15 @@ def written(name: str, folder: Path, args: argparse.Namespace) -> tuple[Path, li
 
 def both(name: str, path: Path, feeds: Sequence[NDArray[Any]], stack: ExitStack) -> dict[str, Callable[[], object]]:
     """A run in process and one in a burst, whose results are equal to rounding. Raises NotMeasured."""
-    found = own_runtime(path, feeds)
-    assert found is not None
+    here = own_runtime_of(path, feeds)
     if name == "torch":
         sys.modules["torch"].set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     device = stack.enter_context(own_device(name))
     burst = stack.enter_context(stack.enter_context(device.prepare(driver.load(path))).burst())
-    wanted, given = np.asarray(found.call()[0]), burst.run(*feeds).outputs[0]
+    wanted, given = here()[0], burst.run(*feeds).outputs[0]
     if not np.allclose(wanted, given, rtol=1e-4, atol=1e-5):
         raise NotMeasured("the device computes something else")
-    return {own(name): lambda: [np.asarray(each) for each in found.call()], ours(name): lambda: burst.run(*feeds)}
+    return {own(name): here, ours(name): lambda: burst.run(*feeds)}
 
 
 def run(args: argparse.Namespace) -> Runs:
@@ -97,7 +96,7 @@ with driver.connect(sys.argv[3]) as device, device.prepare(driver.load(sys.argv[
 
 def run_first(args: argparse.Namespace) -> Runs:
     """Processes, from their start to their end."""
-    runs, commands = Runs(), dict[str, list[str]]()
+    runs, calls = Runs(), dict[str, partial[float]]()
     with ExitStack() as stack:
         folder = stack.enter_context(scratch())
         for name in FRAMEWORKS:
@@ -109,20 +108,21 @@ def run_first(args: argparse.Namespace) -> Runs:
                 continue
             np.save(given := folder / f"{name}.npy", feed)
             for row, program in ((own(name), IN_PROCESS), (ours(name), IN_DEVICE)):
-                commands[row] = [sys.executable, "-c", program, str(path), str(given), name]
-                commands[row].append(os.environ["BURST_RUNTIME_DIR"])
-        for row in commands:
+                command = [sys.executable, "-c", program, str(path), str(given), name]
+                calls[row] = partial(_seconds, command, os.environ["BURST_RUNTIME_DIR"])
+        for row, call in calls.items():
             progress("once before", row)
-            _seconds(commands[row])
-        for row in rounds(args.pairs, list(commands)):
-            runs.add(row, {"us": 1e6 * _seconds(commands[row])})
+            call()
+        for row in rounds(args.pairs, list(calls)):
+            runs.add(row, {"us": 1e6 * calls[row]()})
     return runs
 
 
-def _seconds(command: list[str]) -> float:
+def _seconds(command: list[str], runtime_dir: str) -> float:
+    """Of a process that finds devices in that directory."""
     begin = time.perf_counter()
-    environment = {**os.environ, "BURST_RUNTIME_DIR": command[-1]}
-    subprocess.run(command[:-1], check=True, stdout=subprocess.DEVNULL, env=environment)
+    environment = {**os.environ, "BURST_RUNTIME_DIR": runtime_dir}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - begin
 
 

@@ -45,18 +45,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gpu_frameworks import jax, played, torch
 from gpu_lane import ADDING, LANE, adding, lane, library
-from gpu_rows import MOST_ADDED, Row, connected, seconds_in_flight, usable, use_stand_ins
+from gpu_rows import MOST_ADDED, MOST_SECONDS, Added, Row, attempted, connected, usable, use_stand_ins
 from gpu_session import configure_graphs, has_graphs, own_session
-from measure import NotMeasured, conditions, scratch
+from measure import NotMeasured, conditions, scratch, seconds_in_flight
 
 import driver
 from burst import Memory
-from driver.cli.timing import count_for, estimate, in_words, order_of_round, seconds_of, time_calls
+from driver.cli.timing import count_for, in_words, order_of_round, seconds_of, time_calls
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.nvidia import missing_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 BLOCK = 0.3  # seconds of a block
 CUDA_DEVICE = "onnxruntime-cuda"
-LEAST_OVERLAP, MOST_MEMORY, MOST_SECONDS = 1.8, 1.1, 2.0
+LEAST_OVERLAP, MOST_MEMORY = 1.8, 1.1
 CLIENTS, DEPTH = 16, 4
 PINNED = 64 << 20  # bytes
 _ROW = "a row of gpu.py: "
@@ -131,6 +131,14 @@ class Bench:
     def median(self, call: Callable[[], object]) -> float:
         """Seconds of one call, over a block."""
         return float(np.median(time_calls(call, count_for(seconds_of(call, self.block / 4), self.block)))) / 1e9
+
+    def in_turns(self, *calls: Callable[[], object]) -> NDArray[np.float64]:
+        """Seconds of each call in each round, of which every other one goes backwards."""
+        took = np.zeros((self.rounds, len(calls)))
+        for number in range(self.rounds):
+            for side in order_of_round(range(len(calls)), number):
+                took[number, side] = self.median(calls[side])
+        return took
 
 
 def _given(path: Path) -> Path:
@@ -270,36 +278,24 @@ def models(bench: Bench) -> Iterator[Row]:
     """The same session in this process and through a burst."""
     with connected(bench.device) as device:
         for name, find in bench.session_files():
-            try:
-                yield _beside_own(bench, device, find())
-            except NotMeasured as why:
-                yield Row("models", name, f"did not run: {why}")
-            except Exception as error:  # noqa: BLE001 (the other models still run)
-                traceback.print_exc()
-                yield Row("models", name, f"failed: {type(error).__name__}: {error}", False)
+            yield attempted("models", name, partial(_beside_own, bench, device, find))
 
 
-def _beside_own(bench: Bench, device: RemoteDevice, path: Path) -> Row:
+def _beside_own(bench: Bench, device: RemoteDevice, find: Callable[[], Path]) -> tuple[Any, ...]:
+    path = find()
     model = loaded(path)
     feeds = fed(model)
     own = own_session(bench.device, path, feeds)
     with device.prepare(model) as prepared, prepared.burst() as burst:
         for place, feed in zip(burst.inputs, feeds, strict=True):
             place[...] = feed
-        found, wanted = burst.run().outputs, own()
-        worst = max(_difference(a, b) for a, b in zip(found, wanted, strict=True))
+        worst = max(_difference(a, b) for a, b in zip(burst.run().outputs, own(), strict=True))
         if not worst <= 1e-3:
-            return Row("models", path.name, f"differs from the session in process by {worst:.1e} of its range", False)
-        took = np.array([_round(bench, (own, burst.run), number) for number in range(bench.rounds)])
-    added = estimate(took[:, 1] - took[:, 0])
-    here, there = np.median(took, axis=0)
-    words = (
-        f"in process {1e6 * here:.1f} us, burst {1e6 * there:.1f} us, "
-        f"{1e6 * added.median:+.1f} us [{1e6 * added.low:+.1f} .. {1e6 * added.high:+.1f}]"
-        f"{', CUDA graphs' if has_graphs(bench.device) else ''}"
-    )
-    figures = {"in_process_us": 1e6 * here, "burst_us": 1e6 * there, "added_us": 1e6 * added.median}
-    return Row("models", path.name, words, added.median <= MOST_ADDED, figures)
+            return f"differs from the session in process by {worst:.1e} of its range", False
+        found = Added.of(bench.in_turns(own, burst.run))
+    low, high = (f"{1e6 * seconds:+.1f}" for seconds in (found.added.low, found.added.high))
+    words = f"{found} [{low} .. {high}]{', CUDA graphs' if has_graphs(bench.device) else ''}"
+    return words, found.added.median <= MOST_ADDED, found.figures
 
 
 def _difference(found: NDArray[Any], wanted: NDArray[Any]) -> float:
@@ -308,13 +304,6 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any]) -> float:
         return 0.0
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     return float(np.abs(a - b).max() / (np.ptp(b) or 1))
-
-
-def _round(bench: Bench, calls: Sequence[Callable[[], object]], number: int) -> list[float]:
-    took = [0.0] * len(calls)
-    for side in order_of_round(range(len(calls)), number):
-        took[side] = bench.median(calls[side])
-    return took
 
 
 def depth(bench: Bench) -> Iterator[Row]:

@@ -6,12 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from framework_nets import jax_net, module_of, torch_net
-from gpu_rows import MOST_ADDED, TESTS, Row, attempted, connected, usable
+from framework_nets import jax_net, module_of, own_runtime_of, torch_net
+from gpu_rows import MOST_ADDED, TESTS, Added, Row, attempted, connected, usable
 
 import driver
-from driver.cli.own_runtime import own_runtime
-from driver.cli.timing import estimate, order_of_round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,13 +51,6 @@ def _played(bench: Bench, name: str) -> tuple[Any, ...]:
     return "the device's part runs: streams, copies, answers", is_right
 
 
-def own_runtime_of(path: Path, feeds: list[NDArray[Any]]) -> Callable[[], Any]:
-    """The file in this process, in the framework that it was made for."""
-    found = own_runtime(path, feeds)
-    assert found is not None
-    return lambda: [np.asarray(each) for each in found.call()]
-
-
 def _torch_on_gpu(path: Path, feeds: list[NDArray[Any]]) -> Callable[[], Any]:
     """The program on the GPU, its input copied there and its output back; on the CPU where there is none."""
     framework = module_of("torch")
@@ -94,16 +85,6 @@ def _beside(
         worst = float(np.abs(burst.run().outputs[0] - own()[0]).max())
         if not worst <= 1e-3:
             raise RuntimeError(f"{device} differs from {name} in process by {worst:.1e}")
-        took = np.array([_round(bench, (own, burst.run), number) for number in range(bench.rounds)])
-    added, (here, in_burst) = estimate(took[:, 1] - took[:, 0]), np.median(took, axis=0)
-    words = f"in process {1e6 * here:.1f} us, burst {1e6 * in_burst:.1f} us, {1e6 * added.median:+.1f} us"
-    is_kept = added.median <= MOST_ADDED if device.endswith("-cuda") else None
-    figures = {"in_process_us": 1e6 * here, "burst_us": 1e6 * in_burst, "added_us": 1e6 * added.median}
-    yield Row(name, f"{path.name} on {device}", words, is_kept, figures)
-
-
-def _round(bench: Bench, calls: tuple[Callable[[], Any], ...], number: int) -> list[float]:
-    took = [0.0] * len(calls)
-    for side in order_of_round(range(len(calls)), number):
-        took[side] = bench.median(calls[side])
-    return took
+        found = Added.of(bench.in_turns(own, burst.run))
+    is_kept = found.added.median <= MOST_ADDED if device.endswith("-cuda") else None
+    yield Row(name, f"{path.name} on {device}", str(found), is_kept, found.figures)

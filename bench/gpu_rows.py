@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from measure import HERE, NotMeasured
 from own_device import own_device
 
 import driver
+from driver.cli.timing import estimate
 from driver.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from driver.cli.timing import Estimate
+
 TESTS = HERE.parent / "tests"
-MOST_ADDED = 20e-6  # seconds
+MOST_ADDED, MOST_SECONDS = 20e-6, 2.0  # of a run, to that in process; until clients are served again
 
 
 class Row(NamedTuple):
@@ -35,18 +41,6 @@ class Row(NamedTuple):
         """For people."""
         kept = {None: "", True: " -> met", False: " -> missed"}[self.is_kept]
         return f"{self.check:9} {self.subject}: {self.words}{kept}"
-
-
-def seconds_in_flight(burst: driver.Burst, count: int, depth: int) -> float:
-    """What each of so many requests adds while `depth` are in flight, with the inputs in place."""
-    begin, futures = time.perf_counter(), list[Any]()
-    for _ in range(count):
-        futures.append(burst.submit())
-        if len(futures) == depth:
-            futures.pop(0).result()
-    for future in futures:
-        future.result()
-    return (time.perf_counter() - begin) / count
 
 
 @contextmanager
@@ -66,7 +60,35 @@ def attempted(check: str, subject: str, attempt: Callable[[], tuple[Any, ...]]) 
     except NotMeasured as why:
         return Row(check, subject, f"did not run: {why}")
     except Exception as error:  # noqa: BLE001 (the others still run)
+        traceback.print_exc()
         return Row(check, subject, f"failed: {type(error).__name__}: {error}", is_kept=False)
+
+
+class Added(NamedTuple):
+    """The seconds of a run in process and in a burst, medians, and what the burst adds."""
+
+    here: float
+    there: float
+    added: Estimate
+
+    @classmethod
+    def of(cls, took: NDArray[np.float64]) -> Added:
+        """`took`: of each round in process, and in the burst."""
+        here, there = np.median(took, axis=0)
+        return cls(here, there, estimate(took[:, 1] - took[:, 0]))
+
+    def __str__(self) -> str:
+        here, there, added = (1e6 * seconds for seconds in (self.here, self.there, self.added.median))
+        return f"in process {here:.1f} us, burst {there:.1f} us, {added:+.1f} us"
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For --json."""
+        return {
+            "in_process_us": 1e6 * self.here,
+            "burst_us": 1e6 * self.there,
+            "added_us": 1e6 * self.added.median,
+        }
 
 
 def usable(*names: str) -> str:

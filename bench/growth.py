@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from burst_payload import open_burst, written
+from burst_payload import count_of, open_burst, written
 from burst_roundtrip import add_model
 from measure import Budget, Runs, progress, spell
 from own_device import own_device
@@ -184,7 +184,7 @@ def of_payload(device: driver.RemoteDevice, sizes: Sequence[int], end: float) ->
         with ExitStack() as stack:
             shape = (1, 1, nbytes, 1)
             burst, payload = open_burst(device, shape, stack, adds=False), np.full(shape, 7, np.uint8)
-            asked = in_turn([partial(written, burst, payload)], max(3, 500 // (1 + nbytes // 8192)))
+            asked = in_turn([partial(written, burst, payload)], count_of(nbytes, 500))
         yield nbytes, {"payload: a request": asked}
 
 

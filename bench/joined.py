@@ -115,9 +115,9 @@ def shared_memory(pids: list[int]) -> float:
 
 
 def block(
-    way: str, path: str, clients: int, seconds: float, *, device: driver.RemoteDevice, program: str = PROGRAM
+    way: str, path: str, clients: int, seconds: float, *, device: driver.RemoteDevice | None, program: str = PROGRAM
 ) -> dict[str, Any]:
-    """One round of one way: clients that begin together."""
+    """One round of one way: clients that begin together. `device`: the one that they use; None: none."""
     with ExitStack() as stack:
         programs = [
             stack.enter_context(
@@ -134,7 +134,7 @@ def block(
         for _, out in pipes:
             assert out
             out.readline()
-        began, engine = time.monotonic(), [] if way.startswith(OWN) else [device.service_pid, device.engine_pid]
+        began, engine = time.monotonic(), [device.service_pid, device.engine_pid] if device else []
         used = sum(map(_used, engine))
         for line, _ in pipes:
             assert line
@@ -164,7 +164,8 @@ def run(args: argparse.Namespace) -> Runs:
         for kind, path in files.items():
             for clients in args.clients:
                 for way in rounds(args.pairs, WAYS, lambda way, kind=kind, n=clients: f"{kind}, {n} clients, {way}"):
-                    runs.add(f"{kind}, {clients}: {way}", block(way, path, clients, args.seconds, device=device))
+                    used = None if way == OWN else device
+                    runs.add(f"{kind}, {clients}: {way}", block(way, path, clients, args.seconds, device=used))
     return runs
 
 

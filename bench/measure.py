@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from driver import Burst
 
     Ask = Callable[[str, int, int], "Block"]  # a peer's name, bytes of a request, how many
 
@@ -70,6 +73,20 @@ def block_of(call: Callable[[], object], count: int) -> Callable[[], Block]:
     return block
 
 
+def seconds_in_flight(burst: Burst, count: int, depth: int, timeout: float | None = None) -> float:
+    """Seconds that each of so many requests takes while `depth` are in flight, with the inputs in place. `timeout`: for
+    one result.
+    """
+    begin, futures = time.perf_counter(), deque[Any]()
+    for _ in range(count):
+        if len(futures) == depth:
+            futures.popleft().result(timeout)
+        futures.append(burst.submit())
+    for future in futures:
+        future.result(timeout)
+    return (time.perf_counter() - begin) / count
+
+
 @dataclass
 class Subject:
     """Something whose round trip is measured. `floor` names the floor that it stands beside."""
@@ -98,6 +115,18 @@ class Runs:
     def medians(self, name: str, *keys: str) -> dict[str, float]:
         """Return the medians of these figures over all rounds."""
         return {key: float(np.median(self.values(name, key))) for key in keys}
+
+    def attempt(self, name: str, block: Callable[[], Block], words: str) -> None:
+        """Add a block to a subject that still has its rows, or drop it with why it was not measured. `words`: of the
+        progress.
+        """
+        if name in self.errors:
+            return
+        progress(words, name)
+        try:
+            self.add(name, block())
+        except NotMeasured as why:
+            self.drop(name, str(why))
 
     def has(self, *names: str) -> bool:
         """True when all of them were measured."""

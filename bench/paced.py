@@ -30,7 +30,6 @@ from idle_cost import SECONDS, Side, device_that, wide_model
 from measure import (
     HERE,
     Budget,
-    NotMeasured,
     Runs,
     ask,
     compile_c,
@@ -153,14 +152,8 @@ def measure(args: argparse.Namespace) -> Runs:
             for pace in args.paces:
                 frames = max(2, round(args.seconds * pace.hz / 2))
                 for name in order_of_round(list(blocks), number):
-                    row = row_of(pace, name)
-                    if row in runs.errors:
-                        continue
-                    progress(f"round {number + 1} of {args.pairs}", row)
-                    try:
-                        runs.add(row, blocks[name](pace, frames))
-                    except NotMeasured as why:
-                        runs.drop(row, str(why))
+                    block = partial(blocks[name], pace, frames)
+                    runs.attempt(row_of(pace, name), block, f"round {number + 1} of {args.pairs}")
     progress("")
     return runs
 

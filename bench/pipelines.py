@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from litert import written
+from litert import NAMES, written
 from measure import Budget, Runs, ask, rounds, scratch
 from models import IMAGE, mobilenet
 from own_device import own_device
@@ -47,11 +47,7 @@ DEVICES = {
         BURST_ONE: "thread_devices:OnnxRuntimeInOne",
         BURST_TWO: "thread_devices:OnnxRuntimeInTwo",
     },
-    ".tflite": {
-        BURST: "litert",
-        BURST_ONE: "thread_devices:LiteRtInOne",
-        BURST_TWO: "thread_devices:LiteRtInTwo",
-    },
+    ".tflite": {BURST: "litert", BURST_ONE: NAMES[1], BURST_TWO: NAMES[2]},
 }
 SUBJECTS = (*OWN, *DEVICES[".onnx"])
 CHOOSING = 80  #: frames until a device has chosen
@@ -70,20 +66,14 @@ class Stage(NamedTuple):
 
 def write_sound_model(path: Path) -> None:
     """Four layers, from a block of samples to as many."""
-    from onnx import TensorProto, helper, numpy_helper, save
+    from gpu_models import Graph
 
     random, sizes = np.random.default_rng(3), (BLOCK, *[WIDTH] * (LAYERS - 1), BLOCK)
-    nodes, weights, last = [], [], "x"
-    for n, shape in enumerate(pairwise(sizes)):
-        weights.append(numpy_helper.from_array(random.standard_normal(shape).astype(np.float32) / 20, f"w{n}"))
-        nodes += [
-            helper.make_node("MatMul", [last, f"w{n}"], [f"h{n}"]),
-            helper.make_node("Tanh", [f"h{n}"], [f"y{n}"]),
-        ]
-        last = f"y{n}"
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, BLOCK]) for name in ("x", last)]
-    graph = helper.make_graph(nodes, "net", ports[:1], ports[1:], weights)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    graph, at = Graph(), "x"
+    for shape in pairwise(sizes):
+        weights = graph.constant(random.standard_normal(shape).astype(np.float32) / 20)
+        at = graph.node("Tanh", graph.node("MatMul", at, weights))
+    graph.save(path, (1, BLOCK), at, (1, BLOCK))
 
 
 def frames_of(path: Path, dtype: str, shape: tuple[int, ...], frames: int = 16) -> Callable[[], np.ndarray]:

@@ -21,11 +21,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from measure import Budget, NotMeasured, Runs, progress, scratch
+from measure import Budget, NotMeasured, Runs, percentiles, progress, scratch
 from own_device import own_device
 from paced import model
 from question import Question, against, median, times
-from served_devices import folder, served  # paced has the tests' folder on the path
+from served_devices import served  # paced has the tests' folder on the path
 
 import driver
 from burst.real_time import PRIORITY, why_not
@@ -33,7 +33,7 @@ from driver.cli.timing import order_of_round
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from measure import Block
 
@@ -54,12 +54,6 @@ def in_real_time() -> Iterator[None]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def late(took: Sequence[float]) -> Block:
-    """The figures of a block, of microseconds beyond the work."""
-    p50, p99, p999 = np.percentile(took, (50, 99, 99.9))
-    return {"p50_us": p50, "p99_us": p99, "p999_us": p999, "max_us": max(took)}
-
-
 def block(burst: Burst, args: argparse.Namespace) -> Block:
     """Requests on time, each from when it was due."""
     period = args.period / 1e3
@@ -68,8 +62,8 @@ def block(burst: Burst, args: argparse.Namespace) -> Block:
         due += period
         time.sleep(max(0.0, due - time.monotonic()))
         burst.run()
-        took.append((time.monotonic() - due) * 1e6)
-    return late(took)
+        took.append((time.monotonic() - due) * 1e9)
+    return percentiles(np.array(took))
 
 
 def cyclictest(args: argparse.Namespace, *how: str) -> Block:
@@ -84,13 +78,13 @@ def cyclictest(args: argparse.Namespace, *how: str) -> Block:
         if done.returncode:
             raise NotMeasured(f"cyclictest: {(done.stdout + done.stderr).strip()[-60:]}")
         counts = json.loads((folder / "found").read_text())["thread"]["0"]["histogram"]
-    return late(np.repeat([int(us) for us in counts], list(counts.values())).tolist())
+    return percentiles(1e3 * np.repeat([int(us) for us in counts], list(counts.values())))
 
 
 def blocks(stack: ExitStack, args: argparse.Namespace) -> dict[str, Callable[[], Block]]:
     """By name: what runs a block."""
     device = stack.enter_context(own_device("litert"))
-    path = stack.enter_context(folder())
+    path = stack.enter_context(scratch())
     stack.enter_context(served(path / "run", "--real-time", device="litert"))
     real = stack.enter_context(driver.connect(str(path / "run/litert.sock"), real_time=True))
     bursts = []
@@ -122,13 +116,7 @@ def measure(args: argparse.Namespace) -> Runs:
             stack.callback(subprocess.Popen([sys.executable, "-c", _BUSY]).kill)
         for number in range(args.pairs):
             for name in order_of_round(list(found), number):
-                if name in runs.errors:
-                    continue
-                progress(f"round {number + 1} of {args.pairs}", name)
-                try:
-                    runs.add(name, found[name]())
-                except NotMeasured as why_none:
-                    runs.drop(name, str(why_none))
+                runs.attempt(name, found[name], f"round {number + 1} of {args.pairs}")
     progress("")
     return runs
 

@@ -179,7 +179,8 @@ def run(args: argparse.Namespace) -> Runs:
                 paths[GENERATOR] = str(generator)
         for clients in args.clients:
             for way in rounds(args.pairs, list(paths), lambda way, n=clients: f"{n} clients, {way}"):
-                found = block(way, paths[way], clients, args.seconds, device=device, program=PROGRAM)
+                used = device if way == STREAM else None
+                found = block(way, paths[way], clients, args.seconds, device=used, program=PROGRAM)
                 runs.add(f"{clients} clients: {way}", found)
     return runs
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -54,30 +53,14 @@ def frames_of(calls: tuple[Callable[[], object], ...], hz: float, count: int) ->
 
 def why_late(burst: Burst, address: str, seconds: float, hz: float) -> dict[str, int]:
     """What `burst trace` says of a stream that goes on for so long."""
-    stop = threading.Event()
     with ExitStack() as stack:
-        out = stack.enter_context(scratch()) / "trace.json"
-        command = [
-            sys.executable,
-            "-m",
-            "driver.cli",
-            "trace",
-            address,
-            "--seconds",
-            f"{seconds:g}",
-            "-o",
-            out,
-            "--json",
-        ]
-        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
-        stack.enter_context(process)
-        waiter = threading.Thread(target=lambda: (process.wait(), stop.set()))
-        waiter.start()
-        while not stop.is_set():
+        words = "trace", address, "--seconds", f"{seconds:g}", "--json", "-o"
+        command = [sys.executable, "-m", "driver.cli", *words, str(stack.enter_context(scratch()) / "trace.json")]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        while process.poll() is None:
             frames_of((burst.run,), hz, max(1, int(hz / 4)))
         assert process.stdout
         found: dict[str, int] = json.loads(process.stdout.read())["bursts"][0]["late"]
-        waiter.join()
     return found
 
 

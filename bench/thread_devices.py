@@ -1,8 +1,7 @@
-"""Devices whose executions have so many threads, whatever requests show: "thread_devices:OnnxRuntimeInOne"."""
+"""Devices whose executions have so many threads, whatever requests show; litert.py has LiteRT's."""
 
 from __future__ import annotations
 
-from driver.devices.litert import LiteRtDevice
 from driver.devices.onnxruntime import OnnxRuntimeDevice
 
 
@@ -14,20 +13,6 @@ class OnnxRuntimeInOne(OnnxRuntimeDevice):
 
 
 class OnnxRuntimeInTwo(OnnxRuntimeDevice):
-    """In two threads."""
-
-    def __init__(self) -> None:
-        super().__init__(threads=2)
-
-
-class LiteRtInOne(LiteRtDevice):
-    """In one thread."""
-
-    def __init__(self) -> None:
-        super().__init__(threads=1)
-
-
-class LiteRtInTwo(LiteRtDevice):
     """In two threads."""
 
     def __init__(self) -> None:

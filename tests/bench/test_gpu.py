@@ -155,7 +155,7 @@ def test_on_stand_ins_it_runs_whole(tmp_path):
     assert {row["check"] for row in json.loads(out.read_text())["rows"]} >= {*CHECKS, "lane", "library", "torch", "jax"}
 
 
-def test_a_machine_with_a_gpu_and_without_onnxruntime_gpu(tmp_path, monkeypatch):
+def test_a_machine_with_a_gpu_and_without_onnxruntime_gpu(monkeypatch):
     """It has a GPU: what needs that package says so, and the other checks run."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import gpu
