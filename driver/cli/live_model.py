@@ -22,6 +22,7 @@ from driver.demos.latencies import TimedCall, timed
 from driver.demos.web.board import Update
 from driver.demos.web.camera import SIZES, CameraShow, jpeg
 from driver.demos.web.settings import SPINS, Held
+from driver.devices.files import RUNTIMES
 from driver.importers.files import kind_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from driver.demos.camera_sources import FrameSource
     from driver.demos.web.stream import Stage
 
-_RUNTIMES = {"onnx": "onnxruntime", "tflite": "litert", "jax": "jax", "pt2": "torch"}
 _TOP = 3  # classes of an output that are shown
 
 
@@ -58,7 +58,7 @@ class ModelShow(CameraShow):
         if len(shapes) != 1 or not frame_of(shapes[0]):
             words = ", ".join(map(shape_words, shapes))
             raise click.UsageError(f"--model {path}: the page shows models of one image, and this takes {words}")
-        super().__init__(source, seed, fps, device or _RUNTIMES[kind_of(path)], out=out)
+        super().__init__(source, seed, fps, device or RUNTIMES[kind_of(path)], out=out)
         self.settings = tuple(setting for setting in self.settings if setting.name != "depth")
         self._fit: ImageFit | None = None
 

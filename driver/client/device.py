@@ -21,7 +21,7 @@ from driver.client.connection import Connection, traces_of
 from driver.client.device_buffers import BufferWish, allocated
 from driver.client.encoded_models import latest
 from driver.client.hardening import confinement
-from driver.client.new_connection import ATTEMPTS, ClientTerms, greeted, to_any, to_own, to_served_again
+from driver.client.new_connection import ATTEMPTS, USUAL_TERMS, ClientTerms, greeted, to_any, to_own, to_served_again
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.recovery import Key, Revivals, digest_of, quarantine
 from driver.client.remote_executor import Home, RemoteExecutor
@@ -100,7 +100,7 @@ class RemoteDevice(Closing):
 
     reconnects = False  #: whether the next preparation or question finds a device again that has ended
 
-    def __init__(self, connection: Connection, address: str, terms: ClientTerms = ClientTerms()) -> None:  # noqa: B008
+    def __init__(self, connection: Connection, address: str, terms: ClientTerms = USUAL_TERMS) -> None:
         """Use `connect`. `terms`: on which it connects again."""
         self.connection, self.address, self._pid = connection, address, os.getpid()
         self.terms = terms

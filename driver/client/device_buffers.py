@@ -221,12 +221,12 @@ class RemoteBuffer(DeviceBuffer, Buffer):
     def __init__(self, connection: Connection, token: int, kind: BufferKind, again: Callable[[], Buffer]) -> None:
         """Use `device.allocate`. `again`: allocates another one for the same roles."""
         super().__init__(token)
-        self._connection, self.kind, self._again, self._is_closed = connection, kind, again, False
+        self._connection, self.kind, self._again = connection, kind, again
         self.place: object = connection  #: over which it can be used; of a closed one no connection
 
     def check(self, connection: Connection | None) -> None:
         """Raise BuffersLost, or ValueError, unless it can be used over this connection."""
-        if self._is_closed:
+        if self.place is _NOWHERE:
             raise closed(self.token)
         if connection is not self._connection:
             raise BuffersLost(
@@ -269,13 +269,13 @@ class RemoteBuffer(DeviceBuffer, Buffer):
 
     def close(self) -> None:
         """Free its memory on the device. Harmless when done twice, and when the device is gone."""
-        if not self._is_closed:
-            self._is_closed, self.place = True, _NOWHERE
+        if self.place is not _NOWHERE:
+            self.place = _NOWHERE
             self._connection.buffers.discard(self)
             self._connection.free("release", self.token)
 
     def __del__(self) -> None:
-        if not self._is_closed:
+        if self.place is not _NOWHERE:
             self._connection.drop("release", self.token)
 
 

@@ -70,16 +70,15 @@ class StepMemory:
 
     def _allocated(self, executor: RemoteExecutor) -> dict[tuple[int, int], list[Buffer]]:
         """Return the two buffers of each state, or twice one that is updated in place if its size may change."""
-        wishes = list[BufferWish]()
+        wishes = list[tuple[tuple[int, int], BufferWish]]()
         for m, n in self._plan.states:
             dimensions = self._graph.operands[self._graph.inputs[n]].dimensions
             is_open = not dimensions or 0 in dimensions
             wish = BufferWish(BufferDesc(in_place=is_open), [executor], [BufferRole(0, n)], [BufferRole(0, m)])
-            wishes += [wish] * (1 if is_open else 2)
-        found = iter(executor.device.allocate_all(wishes))
+            wishes += [((m, n), wish)] * (1 if is_open else 2)
         turns = dict[tuple[int, int], list[Buffer]]()
-        for wish, buffer in zip(wishes, found, strict=True):
-            turns.setdefault((wish.output_roles[0].io_index, wish.input_roles[0].io_index), []).append(buffer)
+        for (pair, _), buffer in zip(wishes, executor.device.allocate_all([w for _, w in wishes]), strict=True):
+            turns.setdefault(pair, []).append(buffer)
         return {pair: [its[0], its[-1]] for pair, its in turns.items()}
 
     def told(self, shapes: Sequence[OutputShape]) -> list[OutputShape]:

@@ -30,6 +30,9 @@ class ClientTerms(NamedTuple):
     real_time: bool = False  #: its bursts are served in real time
 
 
+USUAL_TERMS = ClientTerms()
+
+
 def to_own(name: str, terms: ClientTerms, attempts: int = ATTEMPTS) -> Connection:
     """Return a connection to a device of this account. Raise as `driver.connect`."""
     for _ in range(attempts):

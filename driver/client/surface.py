@@ -370,9 +370,7 @@ class AnyBurst(Closing, ABC):
         """
         check_times(timeout=timeout)
         by = None if deadline is None else nanoseconds(deadline)
-        if missed := passed(by):
-            return Completion(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
-        return self.source.submit_by(together(arrays, by_name), timeout, by)
+        return self._missed(by) or self.source.submit_by(together(arrays, by_name), timeout, by)
 
     def try_submit(self, *arrays: Any, deadline: float | None = None, **by_name: Any) -> Completion | None:
         """Send a request if there is room now, and return its future; else None. It waits for no result.
@@ -380,9 +378,12 @@ class AnyBurst(Closing, ABC):
         Arrays and `deadline` as of `submit`. With policy "latest" there always is room.
         """
         by = None if deadline is None else nanoseconds(deadline)
-        if missed := passed(by):
-            return Completion(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
-        return self.source.admit(together(arrays, by_name), by)
+        return self._missed(by) or self.source.admit(together(arrays, by_name), by)
+
+    def _missed(self, by: int | None) -> Completion | None:
+        """Return the failed future of a request whose deadline is over already."""
+        missed = passed(by)
+        return missed and Completion(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
 
     def poll(self, completion: Completion) -> Result | None:
         """Return the result of a request that `try_submit` or `submit` has sent if it has come; else None. It waits for

@@ -9,24 +9,23 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
+from driver.devices.cuda_memory import CudaMemoryDevice
 from driver.devices.device_options import DeviceOption, chosen_options
 from driver.devices.file_device import FileDevice, FileModel
-from driver.devices.files import CHOOSING
 from driver.devices.nvidia import missing_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from driver.devices.cuda.device_buffers import GpuMemory
+    from driver.devices.cuda.context import CudaContext
     from driver.devices.cuda.lane import CudaGpu
     from driver.devices.device_options import Value
-    from driver.interface import BufferRequest, DriverBuffer, MemoryHandle
+    from driver.interface import PreparedModel
 
 
-class CudaFileDevice(FileDevice):
-    """A device on CUDA of a framework: the first base of its class. Buffers and pools of clients may lie on the GPU."""
+class CudaFileDevice(CudaMemoryDevice, FileDevice):
+    """A device on CUDA of a framework: the first base of its class."""
 
-    own_memory_kinds = frozenset({"nvidia.cuda_fd"})
     options: ClassVar[Mapping[str, DeviceOption]] = MappingProxyType(
         {
             "device": DeviceOption("", int, default=0),
@@ -67,12 +66,9 @@ class CudaFileDevice(FileDevice):
 
         return CudaGpu(cuda_context(self.ordinal), self._lose)
 
-    @cached_property
-    def memory(self) -> GpuMemory:
-        """The GPU's memory, for clients. Raises CudaMissing, CudaFailed."""
-        from driver.devices.cuda.device_buffers import GpuMemory
-
-        return GpuMemory(self.gpu.context)
+    @property
+    def context(self) -> CudaContext:
+        return self.gpu.context
 
     def _lose(self, words: str) -> None:
         if self.give_up is not None:
@@ -84,15 +80,5 @@ class CudaFileDevice(FileDevice):
         self.gpu.clock.run_until(until)
         return True
 
-    def allocate(self, request: BufferRequest) -> DriverBuffer | None:
-        """Memory of the GPU for values that only kernels read; None for indices, sizes and conditions, and for files
-        that take no memory of the GPU.
-        """
-        models = [use.prepared for use in request.roles]
-        is_there = all(isinstance(model, FileModel) and model.is_static for model in models)
-        if not is_there or request.type.dtype.name in CHOOSING:
-            return None
-        return self.memory.allocate(request)
-
-    def map_memory(self, handle: MemoryHandle) -> DriverBuffer:
-        return self.memory.map_memory(handle)
+    def computes_there(self, prepared: PreparedModel) -> bool:
+        return isinstance(prepared, FileModel) and prepared.is_static

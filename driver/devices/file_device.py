@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from driver.interface import BindOptions, Preparation
     from driver.nn import Model, Operand
     from driver.nn.file_form import ModelFile
-    from driver.options import Preference
 
     Shape = tuple[int, ...]
     Inputs = Sequence[NDArray[Any] | None]
@@ -66,7 +65,7 @@ class FileDevice(Device):
     file_kinds: Collection[str]  #: of files that it runs: "onnx", "tflite"
 
     @abstractmethod
-    def file_model(self, model: Model, file: ModelFile, preference: Preference) -> PreparedModel:
+    def file_model(self, model: Model, file: ModelFile, preparation: Preparation) -> PreparedModel:
         """Return the file, ready to run. Raise InvalidModel, DriverError."""
 
     def file_obstacle(self, file: ModelFile) -> str | None:
@@ -88,7 +87,7 @@ class FileDevice(Device):
         file = file_of(model)
         if file is None:
             raise InvalidModel(f"the device {self.name} runs model files, and nothing else")
-        return self.file_model(model, file, preparation.preference)
+        return self.file_model(model, file, preparation)
 
 
 class FilePort(NamedTuple):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.file_device import Inputs, Outputs, Shape
+    from driver.interface import Preparation
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
-    from driver.options import Preference
 
 
 @cache
@@ -50,7 +50,7 @@ class JaxDevice(FileDevice):
         """
         jax_module(self.platform)
 
-    def file_model(self, model: Model, file: ModelFile, preference: Preference) -> JaxModel:
+    def file_model(self, model: Model, file: ModelFile, preparation: Preparation) -> JaxModel:
         """Compile a file for inputs of the sizes that `model` says. Raise InvalidModel, LibraryFailed."""
         try:
             return self.model_of(model, _exported(file, self.platform))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from driver.devices.cuda_files import CudaFileDevice
 from driver.devices.jax import JaxDevice, jax_module
 from driver.devices.nvidia import cuda_needs
-from driver.interface import Needs
 from driver.plugins import version_of
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from driver.nn import Model
 
 _PLUGINS = "jax-cuda13-plugin", "jax-cuda12-plugin"
-_NEEDS = cuda_needs()
 
 
 class JaxCudaDevice(CudaFileDevice, JaxDevice):
@@ -24,11 +22,7 @@ class JaxCudaDevice(CudaFileDevice, JaxDevice):
 
     name, version, type = "jax-cuda", f"1 (JAX {version_of('jax')})", "GPU"
     platform = "cuda"
-    needs = Needs(
-        (*_NEEDS.read_paths, *JaxDevice.needs.read_paths),
-        _NEEDS.write_paths,
-        _NEEDS.system_calls,
-    )
+    needs = cuda_needs(JaxDevice.needs)
 
     def configure(self) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes three quarters of the GPU

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from driver.config import configured, in_home
+from driver.config import configured
+from driver.devices.device_options import configuration_of
 from driver.interface import Needs
 
 LIBRARY = "libcuda.so.1"
@@ -16,11 +17,12 @@ NODES = "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg"
 
 _READ = "/sys/devices/system/cpu", "/sys/bus/pci/devices", "/proc/cpuinfo", "/sys/module", "/dev/nvidia-caps"
 _WRITTEN = "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", *(f"/dev/nvidia{n}" for n in range(8)), "~/.nv"
+_NOTHING_MORE = Needs()
 
 
 def configuration() -> Path:
     """Return the file with the options of CUDA."""
-    return in_home("~/.config/burst/cuda.toml")
+    return configuration_of("cuda")
 
 
 def library_path() -> str:
@@ -31,16 +33,17 @@ def library_path() -> str:
     return found
 
 
-def cuda_needs() -> Needs:
-    """Return what a device on CUDA needs of the system: the library where the options say, and NVIDIA's device
-    files.
+def cuda_needs(more: Needs = _NOTHING_MORE) -> Needs:
+    """Return what a device on CUDA needs of the system: the library where the options say, NVIDIA's device files, and
+    `more`.
     """
     try:
         path = Path(library_path())
     except ValueError:  # told when the library is loaded
         path = Path(LIBRARY)
     folder = (str(path.parent),) if path.is_absolute() else ()
-    return Needs((str(configuration()), *_READ, *folder), _WRITTEN, ("ioctl",))
+    read = str(configuration()), *_READ, *folder, *more.read_paths
+    return Needs(read, (*_WRITTEN, *more.write_paths), ("ioctl", *more.system_calls))
 
 
 def missing_gpu() -> str | None:

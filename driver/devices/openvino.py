@@ -14,9 +14,8 @@ from driver.devices.file_device import FileDevice, FileExecution, FileModel, Fil
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.onnxruntime.onnx_file import check_places
 from driver.devices.stoppable import Attempt
-from driver.interface import CacheFiles, Needs, Preparation, Saved
+from driver.interface import CacheFiles, Needs, Saved
 from driver.nn import InvalidModel
-from driver.nn.file_form import file_of
 from driver.plugins import version_of
 
 if TYPE_CHECKING:
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.file_device import Inputs, Outputs, Shape
-    from driver.interface import PreparedModel
+    from driver.interface import Preparation
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
-    from driver.options import Preference
 
 _WORDS = {f"{word[0]}{bits}": f"{word}{bits}" for word in ("float", "int", "uint") for bits in (8, 16, 32, 64)}
 _DTYPES = {"boolean": "bool", "bf16": "bfloat16", **_WORDS}
@@ -57,14 +55,7 @@ class OpenVinoDevice(FileDevice):
     def __init__(self) -> None:
         _openvino()  # before the device forks: each trial of a file has it then
 
-    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
-        file = file_of(model)
-        return self._compiled(model, file, preparation) if file else super().prepare(model, preparation)
-
-    def file_model(self, model: Model, file: ModelFile, preference: Preference) -> OpenVinoModel:
-        return self._compiled(model, file, Preparation(preference))
-
-    def _compiled(self, model: Model, file: ModelFile, preparation: Preparation) -> OpenVinoModel:
+    def file_model(self, model: Model, file: ModelFile, preparation: Preparation) -> OpenVinoModel:
         """Compile a file. Raise InvalidModel, LibraryFailed."""
         options = _options(preparation)
         try:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from driver.devices.file_device import Inputs, Outputs, Shape
     from driver.formats.pt2_archive import Pt2Tensor
+    from driver.interface import Preparation
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
-    from driver.options import Preference
 
 
 _RETURN_ARGUMENTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "atleast_1d", "atleast_2d"}
@@ -64,7 +64,7 @@ class TorchDevice(FileDevice):
         """Load PyTorch, before a trial of a file is forked. It is configured for the whole process: its threads."""
         torch_module()
 
-    def file_model(self, model: Model, file: ModelFile, preference: Preference) -> TorchModel:
+    def file_model(self, model: Model, file: ModelFile, preparation: Preparation) -> TorchModel:
         """Load a file. Raise InvalidModel for one that would run code of its own, LibraryFailed."""
         archive = Pt2Archive(file.data.data)
         inputs, outputs = ([*map(_port, side)] for side in (archive.inputs, archive.outputs))

@@ -10,7 +10,6 @@ from driver.devices.cuda_files import CudaFileDevice
 from driver.devices.device_options import DeviceOption
 from driver.devices.nvidia import cuda_needs
 from driver.devices.torch import TorchDevice, torch_module
-from driver.interface import Needs
 from driver.plugins import version_of
 
 if TYPE_CHECKING:
@@ -20,19 +19,13 @@ if TYPE_CHECKING:
     from driver.devices.torch import TorchModel
     from driver.nn import Model
 
-_NEEDS = cuda_needs()
-
 
 class TorchCudaDevice(CudaFileDevice, TorchDevice):
     """Runs programs that PyTorch has exported, on a GPU: those that were exported on the CPU, too."""
 
     name, version, type = "torch-cuda", f"1 (PyTorch {version_of('torch')})", "GPU"
     options = MappingProxyType({**CudaFileDevice.options, "tf32": DeviceOption("", bool, default=False)})
-    needs = Needs(
-        (*_NEEDS.read_paths, *TorchDevice.needs.read_paths),
-        (*_NEEDS.write_paths, *TorchDevice.needs.write_paths),
-        _NEEDS.system_calls,
-    )
+    needs = cuda_needs(TorchDevice.needs)
 
     def configure(self) -> None:
         if self.chosen["deterministic"]:

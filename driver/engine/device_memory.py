@@ -403,7 +403,7 @@ def _check_size(memory: Memory, nbytes: int, what: str) -> None:
 
 
 class BufferTerms(NamedTuple):
-    """The arguments of `ManagedBuffers.allocate`."""
+    """The terms of one buffer, for roles [model index, input or output index, frequency] of `models`."""
 
     dimensions: tuple[int, ...]
     models: Sequence[LoadedModel]
@@ -448,24 +448,12 @@ class ManagedBuffers:
         except (KeyError, TypeError):
             raise InvalidArgument(f"token {token!r:.20}: no buffer of this client; it may have been released") from None
 
-    def allocate(
-        self,
-        dimensions: tuple[int, ...],
-        models: Sequence[LoadedModel],
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        *,
-        in_place: bool = False,
-    ) -> ManagedBuffer:
-        """Allocate a buffer for roles [model index, input or output index, frequency] of `models`.
+    def allocate_all(self, terms: Sequence[BufferTerms]) -> list[ManagedBuffer]:
+        """Allocate buffers: all, or none.
 
         Raise InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent; GeneralFailure for a driver
         that fails to allocate.
         """
-        return self.allocate_all([BufferTerms(dimensions, models, inputs, outputs, in_place=in_place)])[0]
-
-    def allocate_all(self, terms: Sequence[BufferTerms]) -> list[ManagedBuffer]:
-        """Allocate several, all or none. Raise as `allocate`."""
         wanted = [_Wanted.of(each) for each in terms]
         claims = [self.quota.take("release buffers", **price("buffer")) for _ in wanted]
         growing = [each.request for each in wanted if each.grows]

@@ -40,7 +40,7 @@ from driver.engine.ledger import Ledger
 from driver.engine.limits import WEIGHT, limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.preparations import Pacer, Preparations
-from driver.engine.real_time import RealTime
+from driver.engine.real_time import USUAL, RealTime
 from driver.engine.running_files import GRACE, RunningFiles
 from driver.engine.runtime_threads import starting_threads_for, threads_started_for
 from driver.engine.thread_choice import ThreadChooser
@@ -186,9 +186,9 @@ class Engine:
         running: RunningFiles,
         *,
         is_shared: bool = False,
-        real_time: RealTime | None = None,
+        real_time: RealTime = USUAL,
     ) -> None:
-        self.device, self.real_time = device, real_time or RealTime()
+        self.device, self.real_time = device, real_time
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits(is_shared=is_shared)
         self.device.give_up = running.end_with
@@ -541,7 +541,7 @@ def main(
     running: RunningFiles,
     *,
     is_shared: bool,
-    real_time: RealTime | None = None,
+    real_time: RealTime = USUAL,
 ) -> None:
     """Run the engine process. `service`: the channel to the service process, which has `running`, too. `is_shared`: by
     accounts. `real_time`: what its owner says of that.
@@ -550,7 +550,6 @@ def main(
     gc.disable()
     note_crashes()
     guard()
-    real_time = real_time or RealTime()
     real_time.begin()
     engine = Engine(name, kind(), service, running, is_shared=is_shared, real_time=real_time)
     sandbox.enter(engine.device.needs.system_calls, Reach(os.getpid()))

@@ -76,6 +76,10 @@ class RealTime(NamedTuple):
             raise InvalidArgument(f"real_time=True: the device may not: {why}; {REMEDY}")
 
 
+USUAL = RealTime()
+"""The rule of an owner who says nothing."""
+
+
 def priority() -> int:
     """Return the priority that this process may give its threads; 0: none."""
     return PRIORITY if sandbox.has_capabilities(sandbox.SYS_NICE) else min(PRIORITY, limits()[0])

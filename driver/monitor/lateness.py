@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from burst.timeline import ON_DEVICE
+from driver.client.other_process import processor_time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ class ThreadCounts(NamedTuple):
         try:
             ran, waited = (int(word) for word in (task / "schedstat").read_text().split()[:2])
             fields = (task / "stat").read_text().rpartition(")")[2].split()
-            both = time.clock_gettime_ns(_clock_of(pid))
+            both = processor_time_ns(pid)
         except (OSError, ValueError, OverflowError):
             return None
         return cls(waited, both - ran, int(fields[7]), int(fields[9]))
@@ -152,8 +153,3 @@ def _stolen() -> int:
             return int(file.readline().split()[8]) * _TICK
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _clock_of(pid: int) -> int:
-    """Return the number of a process's CPU clock, as clock_getcpuclockid makes it."""
-    return ~pid << 3 | 2

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from driver.client.other_process import processor_time_ns
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -36,8 +38,7 @@ class FrameCost:
 
 def processor_ns(processes: Sequence[int]) -> int:
     """Return the processor time of this process and those, in nanoseconds. Raise OSError: one of them is not here."""
-    # The clock of another process, as clock_getcpuclockid(3) makes it.
-    return time.process_time_ns() + sum(time.clock_gettime_ns(~pid << 3 | 2) for pid in processes)
+    return time.process_time_ns() + sum(map(processor_time_ns, processes))
 
 
 def frame_cost(call: Callable[[], object], processes: Sequence[int]) -> tuple[float, float, int]:

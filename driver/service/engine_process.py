@@ -14,7 +14,7 @@ from driver.engine import sandbox, state
 from driver.engine.landlock import Access
 from driver.engine.latency import KEPT
 from driver.engine.process import main as run_engine
-from driver.engine.real_time import RealTime
+from driver.engine.real_time import USUAL, RealTime
 from driver.engine.running_files import RunningFiles
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def start_engine(
     is_shared: bool,
     group: EngineGroup | None = None,
     low: LowPriority | None = None,
-    real_time: RealTime | None = None,
+    real_time: RealTime = USUAL,
 ) -> EngineProcess:
     """Start the engine process. It ends when this process dies or closes its end of the channel.
 
@@ -74,10 +74,9 @@ def start_engine(
                 group.close()
             if low:
                 low.enter()
-            rule = real_time or RealTime()
-            kept = sandbox.OF_CELLS | rule.capabilities
-            sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT, kept, locks=rule.locks)
-            run_engine(name, kind, far, running, is_shared=is_shared, real_time=rule)
+            kept = sandbox.OF_CELLS | real_time.capabilities
+            sandbox.enter_files(kind, {state.made(): Access.EDIT} | KEPT, kept, locks=real_time.locks)
+            run_engine(name, kind, far, running, is_shared=is_shared, real_time=real_time)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
         finally:

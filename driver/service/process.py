@@ -36,7 +36,7 @@ from driver.engine.landlock import Access
 from driver.engine.latency import KEPT
 from driver.engine.ledger import Ledger
 from driver.engine.limits import limits, or_raise, renew_when
-from driver.engine.real_time import RealTime
+from driver.engine.real_time import USUAL, RealTime
 from driver.errors import signal_name
 from driver.nn.file_form import FILE
 from driver.protocol.greeting import Greeting
@@ -95,7 +95,7 @@ class ServiceOptions(NamedTuple):
     files_of_others: bool = False  #: takes model files from every account that it serves
     group: EngineGroup | None = None  #: of its engine
     is_second: bool = False  #: another service of the device is there, whose clients are to come over
-    real_time: RealTime = RealTime()  #: what its owner says of that
+    real_time: RealTime = USUAL  #: what its owner says of that
 
     @property
     def is_shared(self) -> bool:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 _MOST_REASONS, _MOST_REASON, _LEAST_REASON = 30_000, 1000, 60  # characters: of all that are told, and of each
 
 _WORTH_TELLING = 10e-3  # seconds
+FORWARDED = (
+    *("free", "lane", "burst", "allocate", "allocate_all", "release", "copy_from", "copy_to", "copy", "seal", "unseal"),
+    *("buffer_state", "stage", "turns", "status", "traces", "real_time", "census", "capabilities", "time_work"),
+)
+"""Methods that a service passes on to its engine."""
 
 
 class ServiceClient:
@@ -52,12 +57,7 @@ class ServiceClient:
             "supported": self.supported,
             "explain": self.explain,
             "prepare": partial(self.noted, "prepared", "refused", self.prepare),
-            **{method: partial(self.forward, method) for method in ("free", "lane", "burst")},
-            **{method: partial(self.forward, method) for method in ("allocate", "allocate_all", "release")},
-            **{method: partial(self.forward, method) for method in ("copy_from", "copy_to", "copy", "seal")},
-            **{method: partial(self.forward, method) for method in ("unseal", "buffer_state")},
-            **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces", "real_time")},
-            **{method: partial(self.forward, method) for method in ("census", "capabilities", "time_work")},
+            **{method: partial(self.forward, method) for method in FORWARDED},
             "clock": lambda _: Reply([time.monotonic_ns()]),
             "figures": self.figures,
             "cells": self.cells,

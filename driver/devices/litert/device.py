@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.config import configured, in_home
+from driver.config import configured
+from driver.devices.device_options import configuration_of
 from driver.devices.litert import interpreted
 from driver.devices.litert.execution import LiteRtExecution
 from driver.devices.litert.file_model import LiteRtFileModel, findings
@@ -50,7 +51,7 @@ def configuration() -> Path:
     """Return the file with the device's options; not the environment, which the first client would set for all
     others.
     """
-    return in_home("~/.config/burst/litert.toml")
+    return configuration_of("litert")
 
 
 def _configured() -> dict[str, Any]:
@@ -83,6 +84,7 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         """
         options = _configured()
         self._threads = options.get("threads") if threads is None else threads
+        self.leaves_threads_open = self._threads is None
         self._packing = Packing()
         with without_info_lines():
             _self_test()
@@ -128,9 +130,6 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: ThreadRule) -> LiteRtProgram:
         return LiteRtProgram(*restored(saved, root), threads, self._packing.compiled)
-
-    def chooses_threads(self, preference: Preference) -> bool:
-        return self._threads is None and preference == "fast_single_answer"
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """Return how many threads an execution of `work` products gets. A client that does not wait needs a processor,

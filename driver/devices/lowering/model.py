@@ -66,6 +66,7 @@ class LoweringDevice(Device, Generic[P]):
 
     file_kind: str = ""  #: of the files that the library runs
     file_settings: Collection[str] = ()  #: names of the settings that a file may ask for
+    leaves_threads_open = False  #: whether nobody has said in how many threads executions run: what is measured counts
 
     @abstractmethod
     def obstacles(self, model: Model) -> list[str | None]:
@@ -103,13 +104,9 @@ class LoweringDevice(Device, Generic[P]):
     def supported_operations(self, model: Model) -> list[bool]:
         return [reason is None for reason in self.explain(model)]
 
-    def chooses_threads(self, preference: Preference) -> bool:
-        """Return True if nobody has said in how many threads executions run: what a measurement found is obeyed."""
-        return False
-
     def _rule(self, preparation: Preparation) -> ThreadRule:
         by_work = partial(self.threads_for, preference=preparation.preference)
-        is_open = self.chooses_threads(preparation.preference)
+        is_open = self.leaves_threads_open and preparation.preference == "fast_single_answer"
         return ThreadRule(by_work, preparation.threads if is_open else 0, is_open)
 
     @abstractmethod

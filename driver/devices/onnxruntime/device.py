@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.config import configured, in_home
+from driver.config import configured
 from driver.deadlines import check
+from driver.devices.device_options import configuration_of
 from driver.devices.lowering.errors import LibraryFailed, in_words
 from driver.devices.lowering.model import LoweredModel, LoweringDevice, ThreadRule
 from driver.devices.onnxruntime.file_model import OnnxFileModel, optimised
@@ -55,7 +56,7 @@ def configuration() -> Path:
     """Return the file with the device's options; not the environment, which the first client would set for all
     others.
     """
-    return in_home("~/.config/burst/onnxruntime.toml")
+    return configuration_of("onnxruntime")
 
 
 def options() -> OrtOptions:
@@ -144,6 +145,7 @@ class OnnxRuntimeDevice(OrtDevice):
         """
         found = options()
         self._threads = found.threads if threads is None else threads
+        self.leaves_threads_open = self._threads is None
         self._staged = found.staged if staged is None else staged
         library()
         self_test()
@@ -160,9 +162,6 @@ class OnnxRuntimeDevice(OrtDevice):
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: ThreadRule) -> OrtProgram:
         return OrtProgram(partial(restored_program, saved, root), threads, None, is_quick=self._staged)
-
-    def chooses_threads(self, preference: Preference) -> bool:
-        return self._threads is None and preference == "fast_single_answer"
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """Return how many threads an execution of `work` products gets. Clients need processors, too.

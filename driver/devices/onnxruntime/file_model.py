@@ -19,9 +19,9 @@ from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
 from driver.devices.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
 from driver.devices.lowering.errors import in_words
-from driver.devices.onnxruntime.library import Session, library, optimised_file, session_options
+from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import SplitOnnxFile, taken_apart
-from driver.devices.onnxruntime.program import restored, saved
+from driver.devices.onnxruntime.program import optimised_graph, restored, saved
 from driver.devices.onnxruntime.providers import INDEX_OPERATORS
 from driver.devices.onnxruntime.state import StateExecution, in_state, tensor_bytes
 from driver.devices.stoppable import StoppableRuns
@@ -241,12 +241,11 @@ class OnnxFileModel(PreparedModel):
         if self.provider is not None or given is None or self._settings is not None:
             return None
         file = taken_apart(given.data, given.external)
-        written = optimised_file(file.graph, file.weights, self._options(given.external))
-        if written is None:
+        found = optimised_graph(file.graph, file.weights, file.sources, self._options(given.external))
+        if found is None:
             return None
-        found = taken_apart(written)
-        weights = [(name, _unchanged(file, name, array)) for name, array in found.weights]
-        return saved([found.graph, file.work, file.loops], weights, root, alignment=1)
+        graph, weights = found
+        return saved([graph, file.work, file.loops], weights, root, alignment=1)
 
     def _options(self, external: Mapping[str, NDArray[np.uint8]]) -> Any:
         """ONNX Runtime's own, so that it computes what it computes for any other program."""
@@ -257,14 +256,6 @@ class OnnxFileModel(PreparedModel):
             names, contents = list(external), list(external.values())
             options.add_external_initializers_from_files_in_memory(names, contents, [c.nbytes for c in contents])
         return options
-
-
-def _unchanged(file: SplitOnnxFile, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return a weight of the optimised graph: where it lies in the file, if the optimisers have left it as it was."""
-    source, found = file.sources.get(name), array.reshape(-1).view(np.uint8)
-    if source is None or not np.array_equal(source, found):
-        return array
-    return source.view(array.dtype).reshape(array.shape)
 
 
 def optimised(saved: Saved, root: NDArray[np.uint8]) -> SplitOnnxFile:

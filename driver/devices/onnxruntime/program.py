@@ -24,7 +24,7 @@ from driver.interface import Saved
 from driver.nn.types import byte_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -177,22 +177,36 @@ class OrtProgram:
 
 def _optimised(description: OrtDescription, weights: Weights, options: Any) -> tuple[OrtDescription, Weights]:
     """Return a program as ONNX Runtime has optimised it, if it can be written, and has no table to be read in place."""
-    nbytes = sum(array.nbytes for _, array in weights)
-    written = None
-    if not description.tables and nbytes <= _MOST_WRITTEN:
-        written = optimised_file(description.graph, weights, options)
-    if written is None:
+    if description.tables or sum(array.nbytes for _, array in weights) > _MOST_WRITTEN:
         return description, weights
-    found, known = taken_apart(written), dict(weights)
-    kept = [(name, _as_it_was(array, known.get(name))) for name, array in found.weights]
-    return description._replace(graph=found.graph, is_optimised=True), kept
+    found = optimised_graph(description.graph, weights, dict(weights), options)
+    if found is None:
+        return description, weights
+    graph, kept = found
+    return description._replace(graph=graph, is_optimised=True), kept
 
 
-def _as_it_was(array: NDArray[Any], known: NDArray[Any] | None) -> NDArray[Any]:
-    """Return the weight that optimisers were given, where it lies, if they have left it as it was."""
-    if known is None or (known.dtype, known.shape) != (array.dtype, array.shape):
+def optimised_graph(
+    graph: bytes, weights: Weights, places: Mapping[str, NDArray[Any]], options: Any
+) -> tuple[bytes, Weights] | None:
+    """Return a graph as ONNX Runtime optimises it, and its weights; None: it cannot be written.
+
+    A weight that the optimisers have left as it was stays where it lies: `places` has the bytes of each by its name.
+    """
+    written = optimised_file(graph, weights, options)
+    if written is None:
+        return None
+    found = taken_apart(written)
+    return found.graph, [(name, _as_it_was(array, places.get(name))) for name, array in found.weights]
+
+
+def _as_it_was(array: NDArray[Any], place: NDArray[Any] | None) -> NDArray[Any]:
+    if place is None:
         return array
-    return known if known.tobytes() == array.tobytes() else array
+    known = place.reshape(-1).view(np.uint8)
+    if not np.array_equal(known, array.reshape(-1).view(np.uint8)):
+        return array
+    return known.view(array.dtype).reshape(array.shape)
 
 
 def saved(description: Any, weights: Weights, root: NDArray[np.uint8], alignment: int = ALIGNMENT) -> Saved:

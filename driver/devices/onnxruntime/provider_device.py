@@ -12,13 +12,12 @@ import os
 import select
 import signal
 import warnings
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from burst import DeviceUnavailable
-from driver.devices.files import CHOOSING
+from driver.devices.cuda_memory import CudaMemoryDevice
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.onnxruntime import vulkan
 from driver.devices.onnxruntime.device import OrtDevice
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.devices.cuda.device_buffers import GpuMemory
+    from driver.devices.cuda.context import CudaContext
     from driver.devices.device_options import Value
     from driver.devices.lowering.model import ThreadRule
     from driver.devices.onnxruntime.program import Weights
-    from driver.interface import BufferRequest, DriverBuffer, MemoryHandle, Saved
+    from driver.interface import PreparedModel, Saved
     from driver.nn import Model, Operation
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -161,30 +160,19 @@ class OrtWebGpuDevice(OrtProviderDevice, device="onnxruntime-webgpu"):
     """Every GPU with a Vulkan driver."""
 
 
-class OrtCudaDevice(OrtProviderDevice, device="onnxruntime-cuda"):
+class OrtCudaDevice(CudaMemoryDevice, OrtProviderDevice, device="onnxruntime-cuda"):
     """NVIDIA's GPUs. Buffers and pools of clients may lie in their memory, for models that are files."""
 
-    own_memory_kinds = frozenset({"nvidia.cuda_fd"})
-
-    @cached_property
-    def memory(self) -> GpuMemory:
-        """The memory of the GPU that the provider runs on. Raises LibraryMissing, LibraryFailed."""
+    @property
+    def context(self) -> CudaContext:
+        """That of the GPU that the provider runs on. Raises LibraryMissing, LibraryFailed."""
         from driver.devices.cuda.context import cuda_context
-        from driver.devices.cuda.device_buffers import GpuMemory
 
-        return GpuMemory(cuda_context(self.provider.ordinal))
+        return cuda_context(self.provider.ordinal)
 
-    def allocate(self, request: BufferRequest) -> DriverBuffer | None:
-        """Memory of the GPU for values that only kernels read; None for indices, sizes and conditions, and for models
-        of operations, whose arguments ONNX Runtime copies.
-        """
-        is_of_files = all(isinstance(use.prepared, OnnxFileModel) for use in request.roles)
-        if not is_of_files or request.type.dtype.name in CHOOSING:
-            return None
-        return self.memory.allocate(request)
-
-    def map_memory(self, handle: MemoryHandle) -> DriverBuffer:
-        return self.memory.map_memory(handle)
+    def computes_there(self, prepared: PreparedModel) -> bool:
+        """Return True for files: ONNX Runtime copies the arguments of models of operations."""
+        return isinstance(prepared, OnnxFileModel)
 
 
 class OrtTensorRtRtxDevice(OrtProviderDevice, device="onnxruntime-tensorrt-rtx"):

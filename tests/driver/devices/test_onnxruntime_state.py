@@ -203,7 +203,7 @@ class InProcess:
         self.buffers = ManagedBuffers(self.quota, DriverMemory(device, 10.0))
         self.x, self.last = Memory.create(4 * ROW), Memory.create(room)
         roles = [[0, 0, 1.0]], [[0, 0, 1.0]]
-        self.pair = [self.buffers.allocate((), [self.loaded], *roles) for _ in range(2)]
+        self.pair = self.buffers.allocate_all([BufferTerms((), [self.loaded], *roles)] * 2)
         turns = [self.pair, self.pair[::-1]]
         self.runs = [execution(self.loaded, self._request(turn, given), self.buffers, lambda: None) for turn in turns]
         first = Memory.create(4 * ROW)

@@ -14,7 +14,7 @@ from burst import Memory, Request, RequestArgument
 from burst.channel import close_all
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import execution
-from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
+from driver.engine.device_memory import BufferTerms, LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.footprint import Footprint
 from driver.engine.ledger import PRICES, Ledger
 from driver.engine.limits import limits
@@ -130,7 +130,7 @@ def test_buffers(measured, quota):
     fds, where = sent(chain(1))
     loaded = LoadedModel(1, ModelStore(ReferenceDevice()).prepare(fds, where, lambda: None), 1)
     buffers = ManagedBuffers(quota)
-    found, _ = measured(lambda: [buffers.allocate((), [loaded], [(0, 0, 1.0)], []) for _ in range(1000)])
+    found, _ = measured(lambda: buffers.allocate_all([BufferTerms((), [loaded], [(0, 0, 1.0)], [])] * 1000))
     check(found, quota.held + quota.taken)
 
 
