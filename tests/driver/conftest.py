@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import select
 import shutil
@@ -284,3 +285,18 @@ def two_cpus():
         pytest.skip("one CPU: nobody polls")
     yield sorted(before)[:2]
     os.sched_setaffinity(0, before)
+
+
+@pytest.fixture
+def heard():
+    """What a device of `burst_test_devices.listening` has heard in this test, of some kinds, in order."""
+
+    def path():
+        return Path(os.environ["BURST_RUNTIME_DIR"], "heard")
+
+    def heard(*kinds):
+        lines = path().read_text().splitlines() if path().exists() else []
+        return [line for line in map(json.loads, lines) if line["what"] in kinds]
+
+    path().unlink(missing_ok=True)
+    return heard

@@ -44,31 +44,27 @@ def _limit(name: str, most: int) -> str:
     return f"import resource; resource.setrlimit(resource.RLIMIT_{name}, ({most}, {most}))"
 
 
+def _refusing(*calls: str) -> str:
+    """Return a program's first lines, by which system calls fail: each of these has an errno and the numbers."""
+    lines = "import errno, platform, sys", f"sys.path.append({str(FIRST_USE.parents[1])!r})"
+    return "\n".join((*lines, "from refused_calls import refuse", *(f"refuse(errno.{each})" for each in calls)))
+
+
 def _streams(*closed: str) -> tuple[str, ...]:
     return ("sh", "-c", f'exec "$@" {" ".join(closed)}', "sh")
 
 
 _OWN = "mount --make-rprivate / && "
-_NEWER = f"""
-import errno, sys
-sys.path.append({str(FIRST_USE.parents[1])!r})
-from refused_calls import refuse
-refuse(errno.ENOSYS, 424, 434, 435, 436, 444, 445, 446, 449)  # pidfd_open, landlock, futex_waitv
-"""
-_NEWER_REFUSED = _NEWER.replace("ENOSYS", "EPERM").replace("435, ", "")  # without clone3 no thread starts
+_CLONE3 = 435
+_NEWER = 424, 434, _CLONE3, 436, 444, 445, 446, 449  # pidfd_open, landlock, futex_waitv
+_NEWER_BUT_CLONE3 = tuple(number for number in _NEWER if number != _CLONE3)  # without which no thread starts
 # unshare, setns, mount, umount2, pivot_root, keyctl, add_key, request_key, bpf, perf_event_open, userfaultfd, kcmp,
 # move_pages, mbind, set_mempolicy, get_mempolicy, syslog, open_by_handle_at, pidfd_getfd; clone3 as if there were none
 _REFUSED = {
     "x86_64": (272, 308, 165, 166, 155, 250, 248, 249, 321, 298, 323, 312, 279, 237, 238, 239, 103, 304, 438),
     "aarch64": (97, 268, 40, 39, 41, 219, 217, 218, 280, 241, 282, 272, 239, 235, 237, 236, 116, 265, 438),
 }
-_OF_CONTAINERS = f"""
-import errno, platform, sys
-sys.path.append({str(FIRST_USE.parents[1])!r})
-from refused_calls import refuse
-refuse(errno.EPERM, *{_REFUSED}[platform.machine()])
-refuse(errno.ENOSYS, 435)
-"""
+_OF_CONTAINERS = f"EPERM, *{_REFUSED}[platform.machine()]", f"ENOSYS, {_CLONE3}"
 _READ_ONLY = (
     "touch RUN/reference.lock && mount --bind RUN/.. RUN/.. && mount --bind RUN RUN "
     "&& mount -o remount,bind,ro RUN && mount -o remount,bind,ro /"
@@ -163,9 +159,9 @@ RARE = (
         says="run out of resources",
         needs_root=True,
     ),
-    Situation("a filter that does not know newer system calls", _NEWER),
-    Situation("a filter that refuses newer system calls with EPERM", _NEWER_REFUSED),
-    Situation("what Docker, Podman and Kubernetes refuse by default", _OF_CONTAINERS),
+    Situation("a filter that does not know newer system calls", _refusing(f"ENOSYS, *{_NEWER}")),
+    Situation("a filter that refuses newer system calls with EPERM", _refusing(f"EPERM, *{_NEWER_BUT_CLONE3}")),
+    Situation("what Docker, Podman and Kubernetes refuse by default", _refusing(*_OF_CONTAINERS)),
     Situation("RLIMIT_MEMLOCK of 0", _limit("MEMLOCK", 0)),
     Situation("RLIMIT_CPU of 30 s", _limit("CPU", 30), steps=ALL),
     Situation("nice -n 19", words=("nice", "-n", "19"), steps=ALL),

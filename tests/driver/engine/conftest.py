@@ -1,25 +1,6 @@
-"""Limits of devices, and what devices hear."""
-
-import json
-import os
-from pathlib import Path
+"""Limits of devices."""
 
 import pytest
-
-
-@pytest.fixture
-def heard():
-    """What a device of `burst_test_devices.listening` has heard in this test, of some kinds, in order."""
-
-    def path():
-        return Path(os.environ["BURST_RUNTIME_DIR"], "heard")
-
-    def heard(*kinds):
-        lines = path().read_text().splitlines() if path().exists() else []
-        return [line for line in map(json.loads, lines) if line["what"] in kinds]
-
-    path().unlink(missing_ok=True)
-    return heard
 
 
 @pytest.fixture

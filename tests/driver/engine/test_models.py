@@ -425,20 +425,14 @@ def test_models_that_differ_in_one_number(device):
     assert found == list(places)
 
 
-def test_a_model_is_compared_with_none_that_differs(monkeypatch):
+def test_a_model_is_compared_with_none_that_differs(monkeypatch, kit):
     """However many an account has prepared: equal ones are found by a digest of some of their bytes."""
-
-    def numbered(n):
-        builder = driver.ModelBuilder()
-        builder.output(builder.operation("ADD", builder.input("float32", (4,)), np.full(4, n, np.float32), 0))
-        return builder.build()
-
     store, serves, asked = ModelStore(ReferenceDevice()), SharedModel.serves, []
-    held = [store.prepare(*sent(numbered(n)), lambda: None) for n in range(50)]
+    held = [store.prepare(*sent(kit.add_model(float(n))), lambda: None) for n in range(50)]
     monkeypatch.setattr(SharedModel, "serves", lambda shared, use: asked.append(shared) or serves(shared, use))
-    held.append(store.prepare(*sent(numbered(50)), lambda: None))
+    held.append(store.prepare(*sent(kit.add_model(50.0)), lambda: None))
     assert asked == []
-    assert store.prepare(*sent(numbered(7)), lambda: None) is held[7]
+    assert store.prepare(*sent(kit.add_model(7.0)), lambda: None) is held[7]
     assert set(asked) == {held[7]}
 
 
