@@ -88,6 +88,11 @@ class Place:
         self.path = Path(path)
         self._mark = f"BURST_RUNTIME_DIR={path}".encode()
 
+    def enter(self, monkeypatch):
+        """From now on this process has its devices here, and they remember here what they have written."""
+        monkeypatch.setenv("BURST_RUNTIME_DIR", str(self.path))
+        monkeypatch.setenv("HOME", f"{self.path}-home")
+
     def pids(self, launchers=False):
         """Of the device processes that were started for this directory and live; of their launchers too, if asked."""
         found = map(int, filter(str.isdigit, os.listdir("/proc")))
@@ -127,9 +132,8 @@ class Place:
 @contextlib.contextmanager
 def new_place(monkeypatch):
     path = tempfile.mkdtemp(prefix="burst-t-", dir="/tmp")
-    monkeypatch.setenv("BURST_RUNTIME_DIR", path)
-    monkeypatch.setenv("HOME", f"{path}-home")  # where devices remember what they have written
     place = Place(path)
+    place.enter(monkeypatch)
     try:
         yield place
     finally:
@@ -168,7 +172,7 @@ def _home(fork_server):
 @pytest.fixture
 def home(_home, monkeypatch):
     """A runtime directory for the tests of one file: a device that a test has left alive serves the next one."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(_home.path))
+    _home.enter(monkeypatch)
     return _home
 
 
@@ -180,7 +184,7 @@ def living(name):
 @pytest.fixture
 def connect(shared, monkeypatch):
     """Connects to a shared device, by the name of its class for the odd ones; closed after the test."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     with contextlib.ExitStack() as stack:
 
         def connect(name="reference"):

@@ -146,3 +146,9 @@ def test_a_home_of_another_account_is_not_used(monkeypatch, tmp_path):
         os.chown(tmp_path / "other", places.STRANGER, places.STRANGER)
         monkeypatch.setenv("HOME", str(tmp_path / "other"))
         assert config.home() == listed
+
+
+@pytest.mark.usefixtures("home", "connect")
+def test_shared_devices_remember_in_a_folder_that_stays(shared):
+    """Also in a file whose tests have a home of their own: its end would take the folder from devices that go on."""
+    assert os.environ["HOME"] == f"{shared.path}-home"

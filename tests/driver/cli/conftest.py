@@ -29,7 +29,7 @@ def _as_before(monkeypatch):
 @pytest.fixture
 def command(shared, monkeypatch):
     """Runs `burst …` with devices that other tests use, too; asserts how it ends, and that nobody sees a traceback."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
 
     def call(*words, ends=0):
         result = CliRunner(env={"COLUMNS": "200"}).invoke(burst, [str(word) for word in words])

@@ -151,7 +151,7 @@ def test_strings_of_a_tflite_file(written, monkeypatch):
 
 def test_a_device_that_is_not_installed(written, monkeypatch, shared):
     """Where nothing runs the file as it is, the remedy installs what does."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     monkeypatch.setattr(model_check, "names", lambda: ["reference"])
     monkeypatch.setattr(device_class("onnxruntime"), "missing", lambda: "the device needs onnxruntime 1.20")
     report = driver.check(written(chain("Asin")))

@@ -15,7 +15,7 @@ from driver.demos.web.stream import Stage
 @pytest.fixture
 def show(shared, monkeypatch, tmp_path):
     """show(path, …): a show of that file, with devices that other tests use, too."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     return lambda path, device=None, labels=None: ModelShow(
         path, "scene", 0, 30, device=device, out=tmp_path, labels=labels
     )

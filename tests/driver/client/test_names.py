@@ -30,7 +30,7 @@ def double_model(dimensions, dtype="float32"):
 @pytest.fixture(scope="module")
 def reference(shared):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+        shared.enter(monkeypatch)
         with driver.connect("reference") as device:
             yield device
 

@@ -17,7 +17,7 @@ FRAMES = 12
 @pytest.fixture(autouse=True)
 def runtime(shared, monkeypatch):
     """The devices that all tests share."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
 
 
 def steps(depth, fps, size=(320, 240)):

@@ -355,7 +355,7 @@ class TestDeaths:
 @pytest.mark.parametrize("kind", ["camera", "audio"])
 def test_recordings_are_private_and_whole(shared, monkeypatch, tmp_path, kind):
     """Switched on, then off: a folder and a file that nobody else may read, which can be played; its path is told."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
 
     async def check(server, session, _):
         async with page(server, session) as viewer:

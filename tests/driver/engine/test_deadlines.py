@@ -634,7 +634,7 @@ class TestPreparation:
 
     def test_compile_hands_on_what_is_left(self, shared, monkeypatch, kit):
         """`compile(timeout=)` ends a preparation, instead of waiting for its end."""
-        monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+        shared.enter(monkeypatch)
         error = outcome(lambda: driver.compile(kit.add_model(relaxed=True), [kit.odd("Slow")], timeout=0.3))
         assert isinstance(error, MissedDeadlineTransient | MissedDeadlinePersistent)
 

@@ -20,7 +20,7 @@ EXPECTED = np.rint(X * 16) / 16 * 2 * 0.5
 def fixed(shared):
     """The device, connected."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+        shared.enter(monkeypatch)
         with driver.connect(DEVICE) as device:
             yield device
 
@@ -101,7 +101,7 @@ def test_a_model_is_divided_between_it_and_the_hal(fixed):
 
 def test_others_refuse_it_with_the_reason(fixed, shared, monkeypatch):
     """A device that does not know the extension, the CPU, and the device itself where its own rule is broken."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     with driver.connect("reference") as reference:
         assert reference.explain(mixed_model()) == [None, *[f"the device does not know the extension {NAME}"] * 4]
         with pytest.raises(InvalidArgument, match=rf"not know the extension {NAME}; nor are 3 others"):
@@ -135,7 +135,7 @@ def test_many_reasons_are_shortened_not_lost(fixed):
 
 def test_the_kit_passes(shared, monkeypatch):
     """`burst vts` has rows for extensions, and a device with one passes them."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     found = [test for test in catalogue(scope=SMOKE) if test.category == "extension"]
     tests = [test for test in found if not test.name.startswith("extension/file/")]  # it runs no model files
     with Target(DEVICE) as target:

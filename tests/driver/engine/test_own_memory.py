@@ -335,7 +335,7 @@ def of_descriptor(fd):
 @pytest.fixture(scope="module")
 def _dsp(shared):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+        shared.enter(patch)
         with driver.connect(DSP) as device, device.prepare(sum_model()) as prepared, prepared.burst() as burst:
             yield prepared, burst
 

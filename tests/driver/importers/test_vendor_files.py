@@ -111,7 +111,7 @@ def test_the_reference_computes_what_the_library_does(name):
 @pytest.fixture
 def settled(shared, monkeypatch):
     """litert is faster than the CPU at everything: figures say so, and nobody measures the plans."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     figure = driver.Performance(0.5, None)
     figures = driver.Capabilities(
         dict.fromkeys(OperandType.__members__, figure), figure, figure, figure, figure, source="measured"

@@ -68,7 +68,7 @@ def estimated(request, monkeypatch):
 @pytest.fixture
 def settled(shared, monkeypatch, kit):
     """settled("Picky", 0.5): the name of that shared odd device, whose speed is known, so that nobody measures it."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
 
     def settled(name, exec_time=0.5, power_usage=None):
         address = name if name.islower() or ":" in name else kit.odd(name)

@@ -27,5 +27,5 @@ def write(tmp_path):
 @pytest.fixture
 def vts(shared, monkeypatch):
     """Runs `burst vts …` in this process, with devices that others use, too."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     return lambda *arguments: CliRunner().invoke(burst, ["vts", *map(str, arguments)])

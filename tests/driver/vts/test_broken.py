@@ -141,7 +141,7 @@ BESIDE = re.compile(
 @pytest.fixture
 def report(shared, monkeypatch):
     """Runs the kit against one of the broken devices, with few of the operations and mutations and no graph."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
 
     def report(name, begin="", patience=20.0, chosen=FEW):
         found = Report(name, "")

@@ -53,7 +53,7 @@ def broken(tmp_path):
 )
 def test_the_kit_finds_what_is_broken(broken, way, shared, monkeypatch):
     """A driver in C that is broken in one way fails in the categories for that, with words for it, and in no others."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     library = str(broken(way))
     found = Report(library, "")
     with Target(library, 20.0) as target:

@@ -248,7 +248,7 @@ def test_scopes_are_larger_and_larger(vts):
 @pytest.fixture
 def process(shared, monkeypatch):
     """The command as a program, its outputs piped."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
 
     def process(*arguments, code="from driver.cli import main; main()"):
         command = [sys.executable, "-W", "error", "-c", code, *arguments]

@@ -57,7 +57,7 @@ def test_its_json_is_of_that_form(page, vts):
 @pytest.mark.integration
 def test_its_program_runs(page, shared, monkeypatch):
     """With the tests of bursts in the place of all."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     code = block(page, "python").replace("catalogue()", "__import__('driver.vts.burst').vts.burst.tests()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "'failed': 0" in done.stdout

@@ -12,7 +12,7 @@ from driver.vts.samples import SAMPLES, generated, sample
 @pytest.fixture
 def outcomes(shared, monkeypatch):
     """outcomes(categories) -> what the reference device does in them."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
 
     def of(categories):
         with Target("reference") as target:
@@ -34,7 +34,7 @@ def test_the_reference_passes(outcomes):
 @pytest.mark.parametrize("name", ["OwnExecutor", "FromThis", "FromInner", "FirmwareInside", "Firmware", "OldFirmware"])
 def test_devices_that_serve_bursts_themselves_pass(shared, monkeypatch, name):
     """With an executor of their own, or a firmware in a thread or a process, all that the kit does in bursts holds."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     tests = [test for test in catalogue(scope=SMOKE) if "burst" in test.name or test.category in {"request", "qos"}]
     with Target(f"burst_test_devices.own_bursts:{name}") as target:
         found = list(run(tests, target))
@@ -59,7 +59,7 @@ def test_what_does_not_apply_is_skipped_with_a_reason(outcomes):
 
 def test_a_device_that_keeps_nothing_is_skipped(shared, monkeypatch):
     """With the reason that it gives."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    shared.enter(monkeypatch)
     tests = [test for test in catalogue(scope=SMOKE) if test.category == "caching"]
     with Target("burst_test_devices.broken:WrongResults") as target:
         found = {o.message for o in run(tests, target) if o.outcome == "skipped" and "save_and_restore" in o.name}
