@@ -29,7 +29,7 @@ test: $(VENV)/test ## what has to be true of every change, minutes
 # broken device; every program in the documentation; the wheels; Ray on four nodes; kserve's clients; a GPU's provider on SwiftShader. A
 # tool that is missing is a failure.
 integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/installed ## what takes longer, or needs tools that not every machine has
-	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -o faulthandler_timeout=600 -m "integration and not stress" $(ONLY)
+	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -m "integration and not stress" $(ONLY)
 
 # C that clang-format writes; comments are wrapped by hand.
 FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq burst libburst,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp))
