@@ -18,7 +18,7 @@ from burst import ErrorStatus, Malformed, PeerDied, Result, StatusError, Timeout
 from burst.channel import Channel
 from driver.client.completion import Completion
 from driver.protocol.lane_codec import fields_of, launch
-from driver.protocol.stream_terms import GOES_ON
+from driver.protocol.stream_terms import GOES_ON, MOST_ROOM
 from fmq import clock
 from fmq.clock import FOREVER
 
@@ -180,8 +180,8 @@ class AnswerThread:
         match body:
             case [int(number), list(outcome)]:
                 fields = fields_of(outcome)
-            case [int(number), list(outcome), int(goes_on)]:
-                self._step_answered(number, Result(*fields_of(outcome)), goes_on)
+            case [int(number), list(outcome), int(goes_on), int(count)] if 1 <= count <= MOST_ROOM:
+                self._steps_answered(number, Result(*fields_of(outcome)), goes_on, count)
                 return
             case _:
                 raise Malformed("the device sent a malformed answer")
@@ -198,10 +198,10 @@ class AnswerThread:
         else:
             launched.completion.conclude(lambda: launched.finish(result))
 
-    def _step_answered(self, number: int, result: Result, goes_on: int) -> None:
+    def _steps_answered(self, number: int, result: Result, goes_on: int, count: int) -> None:
         feed = self._streams.get(number) if goes_on == GOES_ON else self._streams.pop(number, None)
         if feed:
-            feed.take(result, goes_on)
+            feed.take(result, goes_on, count)
 
     def _end(self, error: Exception, done: list[Completion]) -> None:
         self.is_over = True  # before the pending ones end: what is launched after that cannot be sent

@@ -208,7 +208,8 @@ class DeviceStream(ResultStream):
 
     def _next(self) -> Result | None:
         while turns := self._awaited():
-            turns.feed.news().result()
+            if not turns.feed.has_news:
+                turns.feed.news().result()
             if result := self._taken(turns):
                 return result
         return self._at_first()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from burst import BurstError, ErrorStatus, Result
 from driver.client.completion import Completion
+from driver.protocol.stream_terms import GOES_ON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,16 +33,23 @@ class StreamFeed:
         self._failure: BaseException | None = None
         self.left = self.skipped = 0  #: steps that were taken or dropped; and dropped
 
-    def take(self, result: Result, goes_on: int) -> None:
-        """Add a step."""
+    def take(self, result: Result, goes_on: int, count: int) -> None:
+        """Add so many steps with that result. `goes_on`: of the last one."""
         with self._lock:
+            self._arrived += [(result, GOES_ON)] * (count - 1)
             self._arrived.append((result, goes_on))
             if self._is_latest and len(self._arrived) > 1:
-                self._arrived.popleft()
-                self.left += 1
-                self.skipped += 1
-                self.give_room(self.left + self.depth)
+                self._skip()
             self._tell()
+
+    def _skip(self) -> None:
+        """Drop all steps but the newest."""
+        dropped, newest = len(self._arrived) - 1, self._arrived[-1]
+        self._arrived.clear()
+        self._arrived.append(newest)
+        self.left += dropped
+        self.skipped += dropped
+        self.give_room(self.left + self.depth)
 
     def fail(self, error: BaseException) -> None:
         """Note that nothing comes any more."""
@@ -60,13 +68,18 @@ class StreamFeed:
         if waiting:
             waiting.finish(_NEWS).call_back()
 
+    @property
+    def has_news(self) -> bool:
+        """True if `pop` has something to return or to raise. Once it has, it has until it is called."""
+        return bool(self._arrived or self._failure)
+
     def news(self) -> Completion:
         """Return what is done as soon as `pop` has something to return or to raise."""
         with self._lock:
             waiting = self._waiting
             if waiting is None or waiting.is_done:  # it was cancelled
                 waiting = self._waiting = Completion(deadline=self._deadline)
-            if self._arrived or self._failure:
+            if self.has_news:
                 self._waiting = None
                 waiting.finish(_NEWS)
             return waiting

@@ -52,7 +52,7 @@ from driver.protocol.lane_codec import (
     split_in_turn,
 )
 from driver.protocol.rpc import READ_WITHIN
-from driver.protocol.stream_terms import FAILED, MOST_ROOM, STREAM, answer_to_step, unpack_terms
+from driver.protocol.stream_terms import FAILED, MOST_ROOM, STREAM, answer_to_steps, unpack_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -282,7 +282,7 @@ class LaneReader(HotLane):
             stream = RepeatedExecution(terms, lane, self)
             stream.claim = claim
         except Exception as error:  # noqa: BLE001 (as in _executed)
-            self.post(answer_to_step(terms.number, lane.refuse(error), FAILED))
+            self.post(answer_to_steps(terms.number, lane.refuse(error), FAILED))
             return
 
         def alone() -> RepeatedExecution:
@@ -292,7 +292,7 @@ class LaneReader(HotLane):
         try:
             schedule.launch(terms.number, alone, [])
         except StatusError as error:
-            self.post(answer_to_step(terms.number, lane.refuse(error), FAILED))
+            self.post(answer_to_steps(terms.number, lane.refuse(error), FAILED))
 
     def _launch_behind_fences(self, message: Message) -> None:
         number, end, duration, fences, key = split(message.raw)

@@ -3,6 +3,10 @@
 A step is an execution like any other: it waits in the run queue by its priority and share, and its client's other
 executions take their turns between two of them. While the client has no room for another result, a stream has no
 thread.
+
+Each message costs a system call here, and wakes a thread of the client's. So the results of short steps go in one: a
+result waits for the next step as long as that is expected to end within _MOST_DELAY, no execution waits for a slot,
+and the client has room for as many results as wait.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from burst import ErrorStatus, InvalidArgument, Malformed
+from burst.run_queue import waiters
 from burst.wire import Token
 from driver.engine.schedule import LaunchedExecution, TimeLimits
 from driver.protocol.lane_codec import decode_request
@@ -24,7 +29,7 @@ from driver.protocol.stream_terms import (
     MOST_ELEMENTS,
     MOST_ROOM,
     UNTIL,
-    answer_to_step,
+    answer_to_steps,
 )
 from fmq.clock import FOREVER
 
@@ -39,6 +44,9 @@ if TYPE_CHECKING:
     from driver.engine.lane_reader import LaneReader
     from driver.nn import Model
     from driver.protocol.stream_terms import StreamTerms
+
+
+_MOST_DELAY = 1_000_000  # nanoseconds
 
 
 class StreamRequests(NamedTuple):
@@ -108,6 +116,8 @@ class RepeatedExecution(LaunchedExecution):
         self._done, self._room, self._goes_on, self._is_met = 0, terms.room, GOES_ON, False
         self.is_parked = False
         self._said: tuple[Outcome | None, bytes] = None, b""
+        self._pace = 0  # nanoseconds that a step takes
+        self._waiting, self._waiting_since = 0, 0  # results that are not sent, which all are as `_said`
 
     def check_alone(self, others: Iterable[LaunchedExecution]) -> None:
         """Raise InvalidArgument if another stream writes one of its buffers, or has one that it writes.
@@ -158,11 +168,20 @@ class RepeatedExecution(LaunchedExecution):
         if self._is_met or self._done >= self._terms.most:
             self._goes_on = UNTIL if self._is_met else MOST
             return False
-        self._say(outcome, GOES_ON)
-        self._key = self._terms.request_of(self._done)
-        self.run, self.begin = None, time.monotonic_ns()
+        self._key, now = self._terms.request_of(self._done), time.monotonic_ns()
+        self._pace = max(now - self.begin, self._pace - self._pace // 8)
+        self.run, self.begin = None, now
         self.is_parked = self._done >= self._room
+        self._add(outcome)
+        if not self._may_wait:
+            self._say(GOES_ON)
         return True
+
+    @property
+    def _may_wait(self) -> bool:
+        """True if the results that are not sent may wait for that of the next step."""
+        is_soon = self.begin + self._pace <= self._waiting_since + _MOST_DELAY
+        return is_soon and self._room - self._done > self._waiting and not waiters()
 
     def give_room(self, room: int) -> bool:
         """Have room for so many results in all; True if a step can run now that could not before. Raise Malformed."""
@@ -177,12 +196,23 @@ class RepeatedExecution(LaunchedExecution):
             self.plan.invalidate_outputs()
 
     def conclude(self, outcome: Outcome) -> None:
-        self._say(outcome, self._goes_on or FAILED)
+        self._add(outcome)
+        self._say(self._goes_on or FAILED)
 
-    def _say(self, outcome: Outcome, goes_on: int) -> None:
+    def _add(self, outcome: Outcome) -> None:
+        """Have a result sent with the next message, which is of those that are as this one."""
         shapes = outcome.shapes
         told = outcome._replace(shapes=tuple([shapes[n] for n in self.requests.told]) if shapes else ())
         if told != self._said[0]:
+            self._say(GOES_ON)
             self._said = told, self._lane.answer(told)
+        if not self._waiting:
+            self._waiting_since = self.begin
+        self._waiting += 1
+
+    def _say(self, goes_on: int) -> None:
+        """Send the results that wait; `goes_on`: after the last one."""
         assert self.socket
-        self.socket.post(answer_to_step(self.number, self._said[1], goes_on))
+        if self._waiting:
+            self.socket.post(answer_to_steps(self.number, self._said[1], goes_on, self._waiting))
+            self._waiting = 0

@@ -2,13 +2,14 @@
 
 | the client sends | which is | the answers |
 |---|---|---|
-| `[number, end, most, room, stop, requests]` | executed step by step | `[number, outcome, goes on]` for each |
+| `[number, end, most, room, stop, requests]` | executed step by step | `[number, outcome, goes on, count]` |
 | `["go_on", number, room]` | room for so many results in all | |
 
 The first step executes the first request, the steps after it the others in turn, again and again: what one writes, the
 next one reads, in buffers of the device or in memory. `end`: of the stream, CLOCK_MONOTONIC ns. `most`: steps. `room`:
 so many results may be written in all before the client says more. `stop`: nil, or `[output, values]`. An outcome has
-the shapes of the outputs that lie in memory; `goes on`: 0 after the last one, `UNTIL` or `MOST`; what fails is last.
+the shapes of the outputs that lie in memory; `count` steps, one after the other, had it: short ones come together.
+`goes on` is said of the last of these: another one follows, or why none does; what fails is last, and alone.
 """
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ def unpack_terms(raw: bytes) -> StreamTerms:
     )
 
 
-def answer_to_step(number: int, outcome: bytes, goes_on: int) -> bytes:
-    """Return the answer with a packed outcome to a step of that stream."""
-    return pack([number, 0, 0])[:-2] + outcome + bytes([goes_on])
+def answer_to_steps(number: int, outcome: bytes, goes_on: int, count: int = 1) -> bytes:
+    """Return the answer to so many steps of that stream, at most MOST_ROOM, which had this packed outcome."""
+    return pack([number, 0, 0, 0])[:-3] + outcome + bytes([goes_on, count])
 
 
 def _stop(plain: object) -> Stop | None:

@@ -21,7 +21,7 @@ from driver.client.socket_lane import SocketLane
 from driver.client.stream_feed import StreamFeed
 from driver.deadlines import Wait
 from driver.protocol.lane_codec import encode_outcome
-from driver.protocol.stream_terms import GOES_ON, answer_to_step
+from driver.protocol.stream_terms import GOES_ON, answer_to_steps
 
 ROW = 16  # bytes
 MANY = 20_000
@@ -191,7 +191,7 @@ class TestCallbacks:
         may_go_on, seen = threading.Event(), []
         feed = StreamFeed(64, None, is_latest=False)
 
-        def take(result, goes_on):
+        def take(result, goes_on, count):
             may_go_on.wait(kit.patience)
             seen.append("step")
 
@@ -203,7 +203,7 @@ class TestCallbacks:
             launched = answers.launch(1, (1, Job(request, Wait.of(None, None)), object()), lambda result: result)
             launched.add_done_callback(lambda _: seen.append("called back"))
             success = encode_outcome(Outcome(ErrorStatus.NONE))
-            step = answer_to_step(7, success, GOES_ON)
+            step = answer_to_steps(7, success, GOES_ON)
             for answer in (step, b"\x92\x01" + success, *[step] * 150):
                 far.send_raw(answer)
             may_go_on.set()

@@ -396,7 +396,7 @@ def test_news_are_told_at_once():
     """The event loop of a task that waits is told while more answers arrive, which another thread takes first."""
     feed, told = StreamFeed(2, None, is_latest=False), []
     feed.news().when_done(told.append)
-    feed.take(Result(ErrorStatus.NONE), 0)
+    feed.take(Result(ErrorStatus.NONE), 0, 1)
     assert len(told) == 1
 
 
