@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_LITTLE = 4096  # bytes: a growing buffer is charged for these from the first
+_LITTLE = 2**16  # bytes: a growing buffer is charged for these from the first
 
 
 class DriverCalls:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from burst import OutputShape
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
 from driver.devices.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
@@ -334,8 +335,10 @@ class OnnxFileExecution(BoundExecution):
         self._bind(owner.expected(self._given))
         rows = list(zip(owner.outputs, outputs, self._expected, strict=True))
         self.shapes = tuple(
-            (shape or (), shape is not None and port.nbytes(shape) <= memory.nbytes) for port, memory, shape in rows
+            OutputShape(shape or (), shape is not None and port.nbytes(shape) <= memory.nbytes)
+            for port, memory, shape in rows
         )
+        self._lacks_room = self._is_static and not all(is_sufficient for _, is_sufficient in self.shapes)
         for n in (*self._copied, *self._private):
             port, _, shape = rows[n]
             if shape is not None:
@@ -357,14 +360,17 @@ class OnnxFileExecution(BoundExecution):
 
     def _bind(self, expected: Sequence[Shape | None]) -> None:
         self._expected, self._copied = expected, list[int]()
-        self._bound: list[tuple[int, Room]] = []
+        self._bound: list[int] = []
+        self._addresses: list[tuple[int, int, int]] = []  # an output, its place in results, where it is to lie
         self._private: dict[int, Callable[[], object]] = {}  # outputs in memory of our own, and what copies them
         targets: list[Place | str] = []
         for n, (port, memory, shape) in enumerate(zip(self._owner.outputs, self._outputs, expected, strict=True)):
             place = None if shape is None or not self._owner.may_bind(n) else self._place(n, memory, port.nbytes(shape))
             if shape is not None and place is not None:
                 targets.append((port.name, port.type, shape, place))
-                self._bound.append((n, place))
+                self._bound.append(n)
+                if place.nbytes:
+                    self._addresses.append((n, self._owner.places[n], address_of(place)))
             else:
                 self._copied.append(n)
                 if self._owner.places[n] == len(targets):  # else it is another output, too
@@ -392,7 +398,7 @@ class OnnxFileExecution(BoundExecution):
         """Execute once, without the GIL. Raise OutputInsufficientSize, ExecutionFailed, LoopTimeout,
         MissedDeadlineTransient.
         """
-        if self._is_static and not all(is_sufficient for _, is_sufficient in self.shapes):
+        if self._lacks_room:
             raise OutputInsufficientSize(tuple(self.shapes))
         for copy in self._before:
             copy()
@@ -414,7 +420,7 @@ class OnnxFileExecution(BoundExecution):
 
     def _run_unbound(self) -> str | None:
         """Run once more with no output bound to its memory: another shape than the expected one may be the fault."""
-        expected, bound = self._expected, {n for n, _ in self._bound}
+        expected, bound = self._expected, set(self._bound)
         self._bind([None] * len(self._outputs))
         fault = self._runs.run(self._binding.attempt, is_long=True)
         if fault is None:
@@ -430,8 +436,8 @@ class OnnxFileExecution(BoundExecution):
 
     def _copy_strays(self) -> None:
         """Have outputs copied that the run has not written to their memory, for whatever reason."""
-        found, places = self._binding.results(), self._owner.places
-        strays = [n for n, place in self._bound if place.nbytes and found[places[n]].data_ptr() != address_of(place)]
+        found = self._binding.results()
+        strays = [n for n, place, address in self._addresses if found[place].data_ptr() != address]
         if strays:
             self._copied += strays
             self._owner.copy_always(strays)
@@ -450,10 +456,10 @@ class OnnxFileExecution(BoundExecution):
                 if nbytes and is_sufficient:
                     _store(memory, tensor_bytes(values[n], nbytes))
             assert shape is not None
-            shapes.append((shape, is_sufficient))
+            shapes.append(OutputShape(shape, is_sufficient))
         self._settle(tuple(shapes))
 
-    def _settle(self, shapes: tuple[tuple[Shape, bool], ...]) -> None:
+    def _settle(self, shapes: tuple[OutputShape, ...]) -> None:
         """Judge the shapes that a run has made, and bind what it can to its memory for the next."""
         owner, found = self._owner, tuple(shape for shape, _ in shapes)
         is_new = found != tuple(shape for shape, _ in self.shapes)
@@ -465,7 +471,7 @@ class OnnxFileExecution(BoundExecution):
         if not all(is_sufficient for _, is_sufficient in shapes):
             raise OutputInsufficientSize(shapes)
         expected = owner.expected(self._given)
-        if expected != list(self._expected) or not all(owner.may_bind(n) for n, _ in self._bound):
+        if expected != list(self._expected) or not all(map(owner.may_bind, self._bound)):
             self._bind(expected)
 
     def cancel(self) -> None:
