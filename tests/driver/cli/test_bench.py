@@ -46,7 +46,7 @@ def test_leaves_the_machine_as_it_was(command, shared):
     pinned = command("bench", *QUICK, "--json").json()["comparisons"][0]["pinned"]
     assert pinned == (len(usable) > 1)
     assert "not pinned" in command("bench", *QUICK, "--no-pin").out
-    assert shared.pids() == running
+    assert set(shared.pids()) <= set(running)  # devices of tests before this one may end meanwhile
     assert os.environ["BURST_RUNTIME_DIR"] == str(shared.path)
     assert os.sched_getaffinity(0) == usable
 
