@@ -63,7 +63,7 @@ def ran(block, folder):
     """What a block prints as a program of its own."""
     (folder / "block.py").write_text(block)
     done = subprocess.run(
-        [sys.executable, "block.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "block.py"], cwd=folder, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

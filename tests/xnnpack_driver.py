@@ -24,7 +24,7 @@ def built(folder, *options, compiler="cc"):
 
 def make(*arguments):
     """Runs CMake."""
-    done = subprocess.run(["cmake", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["cmake", *arguments], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -43,7 +43,7 @@ def test_the_page(folder):
     page = folder / "page.md"
     page.write_text("above\n<!-- corpus -->\nold\n<!-- end -->\nbelow\n")
     command = [sys.executable, BENCH / "corpus.py", folder, "--only", ".onnx", "--rounds", "1", "--page", page]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert text.startswith("above\n")
@@ -57,7 +57,7 @@ def test_the_page(folder):
 def test_the_bits(folder):
     """A file with other bits than its own runtime's, or that does not load, has a line, and the exit status says so."""
     command = [sys.executable, BENCH / "corpus.py", "bits", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 1, done.stderr
     first, last = done.stdout.splitlines()
     assert first.startswith(f"{folder.name}/text.onnx: ImportFailed: ")

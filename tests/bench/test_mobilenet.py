@@ -59,7 +59,7 @@ def run(script, tmp_path, *options):
     target = tmp_path / "out.json"
     name, *question = script.split()
     command = [sys.executable, BENCH / name, *question, "--quick", "--json", target, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(target.read_text())
     lines = [line for table in found["tables"] for line in (table["head"], *table["rows"])]

@@ -66,7 +66,7 @@ def build(tmp_path, compiler):
     return make
 
 
-def run(*command, timeout=60, fails=False):
+def run(*command, timeout=500, fails=False):
     """Its output, stderr included; it must succeed, or fail when that is what is claimed. `fails` None: either."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     out = done.stdout + done.stderr

@@ -55,7 +55,7 @@ def in_a_machine(build, tmp_path):
 
 def race(emulated, program, seed, milliseconds):
     sources, flags, expected = PROGRAMS[program]
-    out = emulated(program, sources, flags)(str(seed), str(milliseconds), timeout=milliseconds / 1000 + 60)
+    out = emulated(program, sources, flags)(str(seed), str(milliseconds), timeout=milliseconds / 1000 + 500)
     assert re.search(expected, out, re.DOTALL), out
     return out
 

@@ -44,7 +44,7 @@ SKIPS_THE_CALL, OWN_WORD, *OTHERS = MUTANTS
 
 
 def stepped(build, stride, offset):
-    out = build("stepped.c", *CORE, flags=NOW, optimise="-O2")(str(stride), str(offset), timeout=130)
+    out = build("stepped.c", *CORE, flags=NOW, optimise="-O2")(str(stride), str(offset), timeout=500)
     if "not allowed" in out:
         pytest.skip("ptrace is not allowed here (a container's filter)")
     counts = re.findall(r": (\d+) kills in (\d+) instructions, told within (\d+) us", out)

@@ -536,7 +536,7 @@ def explore(csrc, tmp_path):
     return run
 
 
-def tool(folder, *command, seconds=60):
+def tool(folder, *command, seconds=500):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

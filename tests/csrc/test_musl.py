@@ -62,7 +62,7 @@ def test_a_client_with_musl_talks_to_a_device(kernel_headers, prefix, tmp_path):
     subprocess.run([*command, "-Wall", "-Wextra", "-Werror", "-o", target], check=True)
     (tmp_path / "run").mkdir(mode=0o700)
     place = {"BURST_RUNTIME_DIR": str(tmp_path / "run"), "BURST_PYTHON": sys.executable}
-    done = subprocess.run([target], env=os.environ | place, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([target], env=os.environ | place, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     assert "1: 11 22 33 44\n" in done.stdout
 

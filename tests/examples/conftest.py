@@ -23,7 +23,7 @@ def built(tmp_path_factory):
         made = prefix / (target or source.stem)
         (line,) = re.findall(rf"^ \*\s+(c\S+ .*) -o {re.escape(made.name)}$", source.read_text(), re.MULTILINE)
         command = f"{line} {more} -Wl,-rpath,{shlex.quote(str(prefix / 'lib'))} -o {shlex.quote(str(made))}"
-        subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True, timeout=120)
+        subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True, timeout=500)
         return made
 
     return build

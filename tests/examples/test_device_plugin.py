@@ -23,6 +23,6 @@ def test_the_plugin_passes_its_tests_from_its_folder(tmp_path):
     environment = {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", PLUGIN, PLUGIN]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

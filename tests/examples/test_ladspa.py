@@ -113,7 +113,7 @@ def test_applyplugin_renders_a_file(plugin, tmp_path):
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(sound.tobytes())
     command = ["applyplugin", tmp_path / "in.wav", tmp_path / "out.wav", plugin, "burst_model", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with wave.open(str(tmp_path / "out.wav")) as file:
         heard = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(int)

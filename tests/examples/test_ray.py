@@ -100,7 +100,7 @@ def test_no_row_is_lost_or_doubled_beside_many_kills(tmp_path, tally):
     """Actors and devices die of kill -9, one after the other, while rows pass: all rows come, once, as they should."""
     ray_needed()
     kills = stress.times(KILLS)
-    result = told(tmp_path, MANY, kills, limit=120 + 30 * kills)
+    result = told(tmp_path, MANY, kills, limit=400 + 30 * kills)
     beside = Counter(result["beside kills"].pop("kills"))
     assert beside.total() >= kills
     assert {name: value for name, value in result["beside kills"].items() if name != "rows"} == dict.fromkeys(

@@ -15,7 +15,7 @@ OIP, RAY = "burst serve --oip", "Ray Serve"
 def ran(*words):
     """What the program prints."""
     command = [sys.executable, str(ROOT / "examples/scale.py"), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

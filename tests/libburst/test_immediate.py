@@ -39,11 +39,11 @@ def counted(installed, tmp_path_factory):
     program = tmp_path_factory.mktemp("immediate") / "immediate"
     flags = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-rdynamic", f"-I{installed}/include"]
     source, library = Path(__file__).with_name("immediate.c"), [f"-L{installed}/lib", f"-Wl,-rpath,{installed}/lib"]
-    subprocess.run(["cc", *flags, source, *library, "-lburst", "-pthread", "-o", program], check=True, timeout=120)
+    subprocess.run(["cc", *flags, source, *library, "-lburst", "-pthread", "-o", program], check=True, timeout=500)
 
     def count(way):
         command = [program, way, str(ROUNDS)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         return [int(word) for word in done.stdout.split()]
 

@@ -27,7 +27,7 @@ def shell(installed, tmp_path):
 
     def run(command):
         how = {"cwd": tmp_path, "env": os.environ | library, "capture_output": True, "text": True}
-        done = subprocess.run(["bash", "-ec", command], timeout=120, check=False, **how)
+        done = subprocess.run(["bash", "-ec", command], timeout=500, check=False, **how)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 

@@ -26,7 +26,7 @@ def build(request, tmp_path):
     def make(program):
         flags = ["-std=gnu11", "-O1", "-g", "-w", f"-I{CSRC}", f"-I{CSRC}/libburst", *SANITIZERS[request.param]]
         command = ["cc", *flags, program, *libburst_sources(), "-o", tmp_path / "program", "-pthread"]
-        subprocess.run(command, check=True, timeout=120)
+        subprocess.run(command, check=True, timeout=500)
         return lambda *arguments: run(tmp_path / "program", *arguments)
 
     return make

@@ -155,7 +155,7 @@ def test_the_aarch64_wheel_is_told_of_deaths_in_an_emulated_machine(aarch64, aar
     shutil.copytree(aarch64_site, root / "site")
     code = "import sys; sys.path.append('/site')\n" + EXCHANGE + DEATH
     init, command = emulated_machine.compiled_init(tmp_path), (f"/usr/bin/{python.name}", "-c", code)
-    status, said = emulated_machine.run(init, root, *command, timeout=280)
+    status, said = emulated_machine.run(init, root, *command, timeout=500)
     assert status == 0, said
     assert "exchanged 1000 on aarch64" in said
     assert "saw the death of its peer" in said

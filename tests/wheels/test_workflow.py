@@ -14,7 +14,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 def linted(program, *arguments):
     return subprocess.run(
-        [Path(sys.executable).with_name(program), *arguments], capture_output=True, text=True, timeout=100, check=False
+        [Path(sys.executable).with_name(program), *arguments], capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -144,7 +144,7 @@ def test_the_page_is_right(home, tmp_path):
     data = onnx_files.written(nodes, [("x", "float32", (4,))], [("y", "float32", (4,))])
     (tmp_path / "net.onnx").write_bytes(data)
     words = [sys.executable, "-W", "error", "-c", "import driver, numpy as np\n" + block]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "CPU available: by SwiftShader" in done.stdout
 
