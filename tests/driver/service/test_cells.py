@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from served_devices import CONNECT, FRIEND, GROUP, OTHER, SERVER, Client, foreign
 from slow_to_close import LINGERS
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 from worded_files import FILER
 
 import driver
@@ -382,8 +382,8 @@ def test_figures_are_of_all_accounts(accounts, process, kit):
         for client in accounts[:2]:
             assert client.do(CONNECT.format(address), "bursts = [prepared.burst(), prepared.burst()]") is None
             assert client.do("bursts[0].run(X)", "prepared.run(X)") is None
-        during = scraped(Path(address).parents[1] / "metrics.sock")
-        assert (during["burst_engines"], during["burst_bursts"], during["burst_clients"]) == (3, 4, 2)
+        during = in_time(address, lambda found: found["burst_engines"] == 3)
+        assert (during["burst_bursts"], during["burst_clients"]) == (4, 2)
         assert during['burst_executions_total{priority="medium"}'] >= 4
         pids = [client.do(PIDS) for client in accounts[:2]]
         held = sum(len(os.listdir(f"/proc/{engine}/fd")) for _, engine in pids)
@@ -421,8 +421,7 @@ def test_an_engine_that_lies_harms_no_figures_but_its_own(accounts, lie, engines
         )
         assert accounts[0].do(*begin, *model) is None
         for _ in range(3):
-            during = scraped(Path(address).parents[1] / "metrics.sock")
-            assert (during["burst_engines"] >= engines, during["burst_bursts"]) == (True, 1)
+            in_time(address, lambda found: found["burst_engines"] >= engines and found["burst_bursts"] == 1)
         assert Watcher([address]).sample().devices
         assert broker.poll() is None
         for client in accounts[:2]:
@@ -437,6 +436,13 @@ def test_doctor_examines_the_engine_of_each_account(members, broker, monkeypatch
     assert (together.state, together.found) == ("note", f"3, under uid {SERVER}")
     for uid in (SERVER, FRIEND, OTHER):
         assert len([subject for subject in found if f"uid {uid}, " in subject]) == 3
+
+
+def in_time(address, is_whole):
+    """The metrics of a device in which no engine is missing that a busy machine kept from answering in time."""
+    path, found = Path(address).parents[1] / "metrics.sock", {}
+    until(lambda: found.update(scraped(path)) or is_whole(found))
+    return found
 
 
 def scraped(path):
