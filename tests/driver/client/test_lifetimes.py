@@ -30,29 +30,31 @@ def few(place):
     limits.write_text("client_models = 32\nclient_bursts = 32\nclient_connections = 16\n")
 
 
-def drop(ways, count, descriptors=DESCRIPTORS):
-    """So many of each, by a client that may have so many descriptors."""
-    words = [str(descriptors), *(f"{way}={count}" for way in ways)]
+def drop(way, count, descriptors=DESCRIPTORS):
+    """So many of them, by a client that may have so many descriptors."""
+    words = [str(descriptors), f"{way}={count}"]
     environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])}  # where `waiting` lies
     subprocess.run([sys.executable, PROGRAM, *words], check=True, timeout=1800, env=environment)
 
 
-def test_a_pool_for_each_frame(place):
-    """Far more frames than descriptors, each on a pool of its own or of a length of its own: each succeeds, on each
+@pytest.mark.parametrize("way", FRAMES)
+def test_a_pool_for_each_frame(place, way):
+    """More frames than descriptors, each on a pool of its own or of a length of its own: each succeeds, on each
     path, and client and engine have the descriptors and mappings that they had.
     """
-    drop(FRAMES, 300)
+    drop(way, 150)
 
 
-def test_what_is_made_and_dropped(few):
+@pytest.mark.parametrize("way", OBJECTS)
+def test_what_is_made_and_dropped(few, way):
     """The same of prepared models, bursts, results of bursts and device buffers, beyond what a client may have."""
-    drop(OBJECTS, 150)
+    drop(way, 150)
 
 
-def test_compiled_models(few):
+@pytest.mark.parametrize(("way", "count"), [*((way, 150) for way in COMPILED), ("compiled models", 40)])
+def test_compiled_models(few, way, count):
     """The same of frames and lengths through compiled models, and of compiled models themselves."""
-    drop(COMPILED, 200)
-    drop(["compiled models"], 40)
+    drop(way, count)
 
 
 @pytest.mark.stress
@@ -60,7 +62,7 @@ def test_compiled_models(few):
 def test_ten_thousand(place, way, tally):
     """10,000 of each, or as many as the budget allows, under `ulimit -n 1024`."""
     times = max(1100, stress.times(10_000))
-    drop([way], times, 1024)
+    drop(way, times, 1024)
     tally("objects made and dropped", times)
 
 

@@ -1,8 +1,8 @@
 """How both sides wait: they poll as long as they were told, and an idle burst costs nothing."""
 
 import asyncio
+import contextlib
 import os
-import select
 import threading
 from pathlib import Path
 
@@ -216,21 +216,28 @@ def test_idle(place, kit, spin, watched):
         if watched:
             asyncio.run(burst.run_async(X))
         engine, service = fast.device.engine_pid, fast.device.service_pid
-        never, _ = pipe = os.pipe()
-        select.select([never], [], [], 0.05)  # until what is polling has gone to sleep
-        others = {t for t in os.listdir("/proc/self/task") if int(t) != os.getpid()}
 
         def state():
-            found = {(pid, t): switches(pid, t) for pid in (engine, service) for t in os.listdir(f"/proc/{pid}/task")}
-            return found | {(0, t): switches(os.getpid(), t) for t in others}, cpu(burst)
+            """How often each thread has gone to sleep, but for this one, and the CPU time of the burst."""
+            found = {}
+            for pid in (engine, service, os.getpid()):
+                for t in set(os.listdir(f"/proc/{pid}/task")) - {str(threading.get_native_id())}:
+                    with contextlib.suppress(OSError):  # it has ended meanwhile
+                        found[pid, t] = switches(pid, t)
+            return found, cpu(burst)
 
-        counts, seconds = state()
-        select.select([never], [], [], 0.4)
-        after, seconds_after = state()
-        for fd in pipe:
-            os.close(fd)
-        assert {t: after[t] - counts[t] for t in after if after[t] != counts.get(t)} == {}  # a thread may have ended
-        assert (seconds_after == seconds).all()
+        changed = {}
+
+        def sleeps():
+            """Whether nobody woke up meanwhile; whoever still polls or ends goes to sleep before a later look."""
+            nonlocal changed
+            counts, seconds = state()
+            pause(0.4)
+            after, seconds_after = state()
+            changed = {t: count - counts.get(t, 0) for t, count in after.items() if count != counts.get(t)}
+            return not changed and (seconds_after == seconds).all()
+
+        kit.until(sleeps, lambda: f"never all asleep: {changed}")
 
 
 SHORT = 300e-6  # seconds of an answer: longer than the window, shorter than what is polled for
