@@ -3,11 +3,13 @@
 import itertools
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
 import stress
 from inside import controller_of
+from waiting import nested
 
 import driver
 from burst.trace import STAGES
@@ -99,19 +101,22 @@ class TestStages:
 
     def test_report(self, slow):
         """Medians and 99th percentiles in microseconds, None where nothing was; totals since the beginning."""
+        begin = time.monotonic()
         with slow.burst(measure=True) as burst:
             assert set(burst.stats()["stages"]) == {*STAGES, "total"}
             assert set(burst.stats()["stages"].values()) == {None}
             for n in range(20):
                 burst.run(frame(0.03 if n == 7 else 0))
             stats = burst.stats()
+        took = time.monotonic() - begin
         for spread in stats["stages"].values():
             assert 0 <= spread["p50"] <= spread["p99"]
-        assert stats["stages"]["execute"]["p50"] < 15e3
-        assert stats["stages"]["execute"]["p99"] > 20e3
-        assert 0.03 <= stats["seconds"]["on_device"] <= stats["seconds"]["total"] < 2
-        assert 0 < stats["cpu_seconds"]["client"] < 2
-        assert 0 < stats["cpu_seconds"]["device"] < 2
+        execute = stats["stages"]["execute"]
+        assert execute["p99"] > 20e3
+        nested(0, 10 * execute["p50"] * 1e-6, took)  # ten at least took as long as the median
+        nested(0.03, stats["seconds"]["on_device"], stats["seconds"]["total"], took)
+        nested(0, stats["cpu_seconds"]["client"], took)
+        nested(0, stats["cpu_seconds"]["device"], took)
 
     def test_more_than_there_are_records(self, slow):
         """Of many requests the last 256 are there, each once."""

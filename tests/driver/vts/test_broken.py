@@ -224,7 +224,7 @@ def test_a_random_graph_shows_what_is_wrong(report):
 
 def test_a_device_that_waits_for_a_lock_for_ever_is_found(report):
     """Files that somebody else has locked keep it from answering; all else that it does with files is right."""
-    (failed,) = report("broken_caches:Waiting", "caching/", patience=1.5, chosen=str).of_kind("failed")
+    (failed,) = report("broken_caches:Waiting", "caching/", patience=5.0, chosen=str).of_kind("failed")
     assert failed.name == "caching/locked"
     assert failed.message.startswith("the device does not answer")
 
@@ -232,7 +232,7 @@ def test_a_device_that_waits_for_a_lock_for_ever_is_found(report):
 def test_a_device_that_hangs_costs_its_test_alone(report):
     """What does not answer in time fails, and the next test finds a device that does."""
     plain = re.compile(r"operations/generated_(add|mul|tanh)_[^/]*(/burst|/dynamic)?$").match
-    found = report("Hanging", "operations/", patience=0.5, chosen=plain)
+    found = report("Hanging", "operations/", patience=3.0, chosen=plain)
     failed = found.of_kind("failed")
     said = {o.message[:26] for o in failed}
     assert "the device does not answer" in said
