@@ -103,6 +103,18 @@ def has_killed(error: BaseException) -> bool:
     return isinstance(error, Quarantined) or (isinstance(error, GeneralFailure) and _QUARANTINED in str(error))
 
 
+class RunOnBurst:
+    """A run on a burst. Any thread may cancel it."""
+
+    def __init__(self, burst: AnyBurst, future: Completion) -> None:
+        self.burst, self.future = burst, future
+
+    def cancel(self) -> None:
+        """End it on the device, too, unless it is done: by closing the burst, as the device has begun the request."""
+        if self.future.cancel():
+            self.burst.close()
+
+
 class DeviceModel:
     """A model on a device, connected and prepared by `prepare` or the first run, and again in a forked child."""
 
@@ -140,10 +152,10 @@ class DeviceModel:
         except PeerDied:  # of whatever: once is bad luck
             return device.prepare(self.model)
 
-    def run(self, arrays: Sequence[Any], watch: Callable[[Completion], object] | None = None) -> tuple[Any, ...]:
+    def run(self, arrays: Sequence[Any], watch: Callable[[RunOnBurst], object] | None = None) -> tuple[Any, ...]:
         """Execute once, an array for each input (None: left out). Return arrays that are the caller's.
 
-        `watch`: gets the future of the run, to cancel it from another thread. Raise ValueError for what the model does
+        `watch`: gets the run, to cancel it from another thread. Raise ValueError for what the model does
         not take, CancelledError, NotOnDevice where few descriptors are left, and else as a burst's `run`.
         """
         try:
@@ -153,7 +165,7 @@ class DeviceModel:
                 raise
             return self._ran(arrays, watch)  # an engine that has grown was ended: this is the run of the next one
 
-    def _ran(self, arrays: Sequence[Any], watch: Callable[[Completion], object] | None) -> tuple[Any, ...]:
+    def _ran(self, arrays: Sequence[Any], watch: Callable[[RunOnBurst], object] | None) -> tuple[Any, ...]:
         prepared = self._here()
         try:
             burst = self._idle.pop()
@@ -163,10 +175,10 @@ class DeviceModel:
         if watch is None:
             result = burst.run(*arrays)  # after an error a burst is not used again
         else:
-            future = burst.submit(*arrays)
-            watch(future)
-            result = future.result()
-            del future
+            run = RunOnBurst(burst, burst.submit(*arrays))
+            watch(run)
+            result = run.future.result()
+            del run
         outputs = tuple([np.array(each) if isinstance(each, np.ndarray) else each for each in result.outputs])
         del result
         if len(self._idle) < _MOST_IDLE:

@@ -18,7 +18,7 @@ from driver.dropin.not_on_device import NotOnDevice
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from driver.client.completion import Completion
+    from driver.dropin.device_model import RunOnBurst
 
 _real: Any = import_module("onnxruntime")
 _RealSessionOptions: Any = _real.SessionOptions
@@ -192,7 +192,7 @@ class RunOptions(_RealRunOptions):  # type: ignore[misc]
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.has_adapter = False  #: whether the run has weights of the program's own
-        self._running: weakref.WeakSet[Completion] = weakref.WeakSet()
+        self._running: weakref.WeakSet[RunOnBurst] = weakref.WeakSet()
 
     @property
     def terminate(self) -> bool:
@@ -206,7 +206,7 @@ class RunOptions(_RealRunOptions):  # type: ignore[misc]
             for run in list(self._running):
                 run.cancel()
 
-    def watch(self, run: Completion) -> None:
+    def watch(self, run: RunOnBurst) -> None:
         """End that run when these options say so."""
         self._running.add(run)
         if self.terminate:

@@ -213,8 +213,12 @@ def test_a_run_in_the_background(counted, net):
 
 
 @pytest.mark.integration
-def test_a_run_is_terminated(counted, tmp_path):
-    """Before it, or by another thread while it runs: the real error, and the session runs again."""
+def test_a_run_is_terminated(counted, tmp_path, monkeypatch):
+    """Before it, or by another thread while it runs: the real error, before the device ends the loop by its limit, and
+    the session runs again.
+    """
+    runs, watch = [], ort.RunOptions.watch
+    monkeypatch.setattr(ort.RunOptions, "watch", lambda options, run: (runs.append(run), watch(options, run)))
     path = endless(tmp_path / "loop.onnx")
     given, short = ({"x": np.ones(1, np.float32), "n": np.array(n)} for n in (2**62, 3))
     errors = []
@@ -233,6 +237,7 @@ def test_a_run_is_terminated(counted, tmp_path):
         errors.append((found.type, "Exiting due to terminate flag being set to true" in str(found.value)))
         assert session.run(None, short, module.RunOptions())[0].shape == (1,)
     assert errors == [(Fail, True)] * 4
+    assert [run.future.late_status for run in runs] == [None] * 2  # the device has not answered the first
 
 
 def test_a_loop_that_a_device_does_not_wait_for_runs_here(counted, net, monkeypatch):
