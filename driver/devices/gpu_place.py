@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
 
-import numpy as np
-
 from driver.interface import BufferArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     Room: TypeAlias = Union[NDArray[np.uint8], "GpuPlace"]  # noqa: UP007 (a name that comes later)
@@ -43,13 +42,16 @@ def address_of(place: Room) -> int:
     return place.address if isinstance(place, GpuPlace) else place.ctypes.data
 
 
-def may_overlap(a: Room, b: Room) -> bool:
-    """Return True if both may have a byte in common."""
-    if isinstance(a, GpuPlace) and isinstance(b, GpuPlace):
-        return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
-    if isinstance(a, GpuPlace) or isinstance(b, GpuPlace):
-        return False
-    return np.may_share_memory(a, b)
+def overlap(some: Sequence[Room], others: Sequence[Room]) -> bool:
+    """Return True if one of the first has a byte in common with one of the others. All are contiguous."""
+    sides = enumerate((some, others))
+    spans = [(isinstance(p, GpuPlace), address_of(p), p.nbytes, side) for side, places in sides for p in places]
+    reached = [(False, 0), (False, 0)]  # the furthest end of each side so far
+    for on_gpu, begin, nbytes, side in sorted(spans):
+        if nbytes and (on_gpu, begin) < reached[1 - side]:
+            return True
+        reached[side] = max(reached[side], (on_gpu, begin + nbytes))
+    return False
 
 
 def checked_gpu_input(where: str, argument: BufferArgument, size: int, *, chooses: bool) -> GpuPlace:

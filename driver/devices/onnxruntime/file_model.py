@@ -18,7 +18,7 @@ import numpy as np
 from burst import OutputShape
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
-from driver.devices.gpu_place import GpuPlace, address_of, checked_gpu_input, may_overlap, places_of
+from driver.devices.gpu_place import GpuPlace, address_of, checked_gpu_input, overlap, places_of
 from driver.devices.lowering.errors import in_words
 from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import SplitOnnxFile, taken_apart
@@ -172,7 +172,7 @@ class OnnxFileModel(PreparedModel):
             return None
         if any(a is None for a in inputs):
             return None
-        if any(may_overlap(a, b) for a in inputs for b in outputs if isinstance(b, GpuPlace)):
+        if overlap(inputs, [room for room in outputs if isinstance(room, GpuPlace)]):
             return None
         from driver.devices.onnxruntime.on_cuda import cuda_execution  # takes a while
 
@@ -331,7 +331,7 @@ class OnnxFileExecution(BoundExecution):
         pairs = zip(owner.inputs, inputs, strict=True)
         self._sources = [self._source(port, array) for port, array in pairs if array is not None]
         sources = [memory for *_, memory in self._sources]
-        self._is_apart = not any(may_overlap(a, b) for a in sources for b in outputs)
+        self._is_apart = not overlap(sources, outputs)
         self._bind(owner.expected(self._given))
         rows = list(zip(owner.outputs, outputs, self._expected, strict=True))
         self.shapes = tuple(
