@@ -26,6 +26,9 @@ typedef struct {
     uint32_t n_tokens;
     uint32_t n_outputs;    /* that have memory */
     uint64_t taken, given; /* results; for how many there is room in all */
+    message *answer;       /* the last one, to several steps with one outcome */
+    size_t outcome_at;
+    int64_t left; /* of these steps, that the caller has not had */
     burst_stream_options how;
     _Atomic uint32_t busy;
     bool is_over;
@@ -275,28 +278,42 @@ static int give_room(stream *s) {
     return plain_send(s->path, &s->m);
 }
 
-static int read_answer(stream *s, message *m, burst_outcome *o, int *more) {
+static int receive(stream *s, uint64_t deadline) {
+    int64_t four, number;
+    int r = plain_receive(s->path, deadline, &s->answer);
+    if (r) return r;
+    message *m = s->answer;
+    message_close_fds(m);
+    if (!take_as(m, ARRAY, &four) || four != 4 || !take_as(m, INTEGER, &number) || number != NUMBER)
+        return -EBADMSG;
+    s->outcome_at = m->at;
+    return 0;
+}
+
+static int take_step(stream *s, burst_outcome *o, int *more) {
     const task t = {.n_outputs = s->n_outputs,
                     .how = {.room = s->how.room, .shapes = s->how.shapes}};
-    int64_t three, number, goes_on = -1;
-    bool is_good =
-        take_as(m, ARRAY, &three) && three == 3 && take_as(m, INTEGER, &number) && number == NUMBER;
-    int r = is_good ? take_outcome(m, &t, o) : -EBADMSG;
-    if (r >= 0 && !(take_as(m, INTEGER, &goes_on) && m->at == m->length)) r = -EBADMSG;
-    message_close_fds(m);
-    if (r == -EBADMSG) return fail(r, "the device's answer is malformed, or to something else");
+    message *m = s->answer;
+    int64_t goes_on = -1, count = 0;
+    m->at = s->outcome_at;
+    int r = take_outcome(m, &t, o);
+    if (r < 0) return r;
+    bool is_good = take_as(m, INTEGER, &goes_on) && take_as(m, INTEGER, &count) && count >= 1 &&
+                   count <= MOST_SETS && m->at == m->length;
+    if (!is_good) return -EBADMSG;
+    s->left = (s->left ? s->left : count) - 1;
     o->number = ++s->taken;
-    *more = !r && goes_on == GOES_ON;
+    *more = !r && (s->left || goes_on == GOES_ON);
     return r;
 }
 
 static int next(stream *s, uint64_t deadline, burst_outcome *o, int *more) {
-    message *m;
     if (s->is_over) return fail(-ENOMSG, "the stream has ended");
     int r = give_room(s);
-    if (!r) r = plain_receive(s->path, deadline, &m);
+    if (!r && !s->left) r = receive(s, deadline);
     if (r == -ETIMEDOUT) return r;
-    if (!r) r = read_answer(s, m, o, more);
+    if (!r) r = take_step(s, o, more);
+    if (r == -EBADMSG) fail(r, "the device's answer is malformed, or to something else");
     s->is_over = r || !*more;
     return r;
 }
