@@ -70,7 +70,7 @@ class StreamFeed:
 
     @property
     def has_news(self) -> bool:
-        """True if `pop` has something to return or to raise. Once it has, it has until it is called."""
+        """True if `pop` has something to return or to raise; nothing but `pop` takes it away."""
         return bool(self._arrived or self._failure)
 
     def news(self) -> Completion:

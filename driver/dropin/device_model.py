@@ -155,8 +155,8 @@ class DeviceModel:
     def run(self, arrays: Sequence[Any], watch: Callable[[RunOnBurst], object] | None = None) -> tuple[Any, ...]:
         """Execute once, an array for each input (None: left out). Return arrays that are the caller's.
 
-        `watch`: gets the run, to cancel it from another thread. Raise ValueError for what the model does
-        not take, CancelledError, NotOnDevice where few descriptors are left, and else as a burst's `run`.
+        `watch`: gets the run, to cancel it from another thread. Raise ValueError for what the model does not take,
+        CancelledError, NotOnDevice where few descriptors are left, and else as a burst's `run`.
         """
         try:
             return self._ran(arrays, watch)
