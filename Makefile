@@ -17,8 +17,8 @@ demo: $(VENV)/demo ## see it work: a camera and a sound demo, pictures in exampl
 
 # ONLY: more words for pytest, such as ONLY="--last-failed -n 0".
 ONLY ?=
-# Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
-RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# tests/hung_tests.py ends a test that hangs, with its children. Python keeps what it compiles, also where the environment forbids it: each process compiles all tests otherwise.
+RUN_TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -o faulthandler_exit_on_timeout=false --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Three workers for two cores: a test waits for a process about a third of its time.
 test: $(VENV)/test ## what has to be true of every change, minutes

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from importlib import metadata
 from pathlib import Path
 
+import hung_tests
 import pytest
 import together
 
@@ -23,7 +24,9 @@ def pytest_addoption(parser):
 
 
 def pytest_sessionstart(session):
-    """Ends the run where the installed package does not have the entry points of pyproject.toml: tests need them."""
+    """Ends the run where the installed package does not have the entry points of pyproject.toml: tests need them. From
+    now on, a test that hangs is ended.
+    """
     text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text()
     wanted = tomllib.loads(text)["project"]["entry-points"]
     found = metadata.entry_points()
@@ -31,6 +34,7 @@ def pytest_sessionstart(session):
         pytest.exit(
             "the installed burst-engine lacks entry points of pyproject.toml: pip install --no-deps --editable ."
         )
+    hung_tests.watch(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)

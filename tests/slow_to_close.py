@@ -5,6 +5,9 @@ import os
 import socket
 import struct
 import threading
+from pathlib import Path
+
+from waiting import until
 
 LINGERS = """
 import os, socket, struct, threading
@@ -42,8 +45,22 @@ class SlowToClose:
         return self._socket.fileno()
 
     def leave(self):
-        """Closes it here, in a thread: this copy or the one that was sent is the last."""
-        threading.Thread(target=os.close, args=(self._socket.detach(),), daemon=True).start()
+        """Closes it here, in a thread: this copy or the one that was sent is the last.
+
+        Returns when no child that is forked from now on gets a copy, which would linger before its first instruction.
+        """
+        fd = self._socket.detach()
+        link = Path(f"/proc/self/fd/{fd}")
+        here = link.readlink()
+
+        def is_gone():
+            try:
+                return link.readlink() != here
+            except FileNotFoundError:
+                return True
+
+        threading.Thread(target=os.close, args=(fd,), daemon=True).start()
+        until(is_gone)
 
     def close(self):
         """Ends the lingering."""

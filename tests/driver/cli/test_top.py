@@ -396,17 +396,18 @@ def test_wrong_arguments_are_told(place):
         assert found.exit_code == 2, found.output
 
 
-@pytest.mark.parametrize("width", [80, 120, 150, 220])
+@pytest.mark.parametrize("width", [80, 120, 160, 220])
 def test_names_come_before_figures(place, kit, width):
     """Where the names of a program and its model do not fit beside all columns, others make room."""
     with driver.connect() as device, bursts_of(device, kit):
         sample = Watcher().sample()
     (burst,) = sample.bursts
     names = {"program": "video_reader.py", "model": "yolov8n_320.onnx", "application": "a" * 64}
-    sample = dataclasses.replace(sample, bursts=[dataclasses.replace(burst, **names)])
+    figures = {"pid": 12345, "rate": 0.0, "latency": None, "client_cpu": 0.0, "device_cpu": 0.0}  # each as wide as ever
+    sample = dataclasses.replace(sample, bursts=[dataclasses.replace(burst, **names, **figures)])
     head, line = shown(sample, width=width)[-2:]
     assert names["program"] in line
     assert names["model"] in line
     assert max(len(head), len(line)) <= width
-    assert ("encode" in head) == (width >= 150)
+    assert ("encode" in head) == (width >= 160)
     assert {"rate/s", "p99", "flight", "lost", "cpu"} <= set(head.split())

@@ -1,0 +1,66 @@
+"""Ends a test that hangs together with all processes that it has started.
+
+`faulthandler` shows where a test hangs. It can end the worker, too, but not the worker's children: each process that
+a test has forked keeps the worker's pipe open, and xdist waits for the end of that pipe.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+GRACE = 1.05  # the limit's share after which a test is ended: faulthandler writes at the limit itself
+
+
+def tree(pid):
+    """`pid` and all processes below it, as pids."""
+    children = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended meanwhile
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for process in found:
+        found += children.get(process, ())
+    return found
+
+
+def watch(config):
+    """Ends each test of this run that takes longer than `faulthandler_timeout`. Without xdist, faulthandler does so."""
+    if config.pluginmanager.hasplugin("dsession"):
+        config.pluginmanager.register(HungTests(config))
+
+
+class HungTests:
+    """A plugin of the process that the workers belong to: it looks at the running tests every second."""
+
+    def __init__(self, config):
+        self._config = config
+        self._limit = float(config.getini("faulthandler_timeout")) * GRACE
+        self._begun = {}  # node id of each test that runs -> when it began
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def pytest_runtest_logstart(self, nodeid):
+        self._begun[nodeid] = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self._begun.pop(nodeid, None)
+
+    def _watch(self):
+        while True:
+            time.sleep(1)
+            for nodeid, begun in self._begun.copy().items():
+                if time.monotonic() - begun > self._limit:
+                    self._begun.pop(nodeid, None)
+                    self._end(nodeid)
+
+    def _end(self, nodeid):
+        print(f"\n{nodeid} took longer than {self._limit:.0f} s; its worker is killed", file=sys.stderr)
+        for node, scopes in self._config.pluginmanager.getplugin("dsession").sched.assigned_work.items():
+            if any(tests.get(nodeid) is False for tests in scopes.values()):
+                for pid in tree(node.gateway._io.popen.pid):
+                    os.kill(pid, signal.SIGKILL)
