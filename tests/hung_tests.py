@@ -42,6 +42,7 @@ class HungTests:
         self._config = config
         self._limit = float(config.getini("faulthandler_timeout")) * GRACE
         self._begun = {}  # node id of each test that runs -> when it began
+        self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def pytest_runtest_logstart(self, nodeid):
@@ -50,9 +51,11 @@ class HungTests:
     def pytest_runtest_logfinish(self, nodeid):
         self._begun.pop(nodeid, None)
 
+    def pytest_sessionfinish(self):
+        self._over.set()
+
     def _watch(self):
-        while True:
-            time.sleep(1)
+        while not self._over.wait(1):
             for nodeid, begun in self._begun.copy().items():
                 if time.monotonic() - begun > self._limit:
                     self._begun.pop(nodeid, None)
