@@ -349,8 +349,8 @@ def test_the_package_that_reads_files_is_an_extra(tmp_path, monkeypatch):
 
 
 def test_the_page_lists_every_operator():
-    """docs/importers.md names the operators of the table, and how many they are."""
-    page = (Path(__file__).parents[3] / "docs" / "importers.md").read_text()
+    """docs/operators.md names the operators of the table, and how many they are."""
+    page = (Path(__file__).parents[3] / "docs" / "operators.md").read_text()
     (count, listed) = re.search(r"(\d+) builtin\s+operators:\n([A-Z0-9_,\s]+)\.", page).groups()
     assert int(count) == len(TABLE)
     assert re.split(r",\s+", listed.strip()) == sorted(TABLE)
