@@ -94,9 +94,9 @@ def test_a_process_of_torch_becomes_a_device(tmp_path):
 
 @pytest.mark.integration
 def test_ten_lines_run_a_model_file(tmp_path):
-    """docs/howto/newcomer.md: the script, on a file that a vendor's converter wrote."""
+    """docs/start.md: the script, on a file that a vendor's converter wrote."""
     shutil.copy(ROOT / "tests/driver/importers/vendor/mobilenet_int8.tflite", tmp_path / "model.tflite")
-    (script,) = blocks("docs/howto/newcomer.md")
+    script, _ = blocks("docs/start.md")
     assert "int8 [" in ran(script, tmp_path)
 
 
@@ -121,12 +121,12 @@ def test_a_driver_in_c_from_its_page_alone(tmp_path):
 
 @pytest.mark.stress
 def test_five_commands_lead_a_newcomer_to_a_result(tmp_path):
-    """docs/howto/newcomer.md: from a clone, in an empty environment, to what a model file of one's own answers."""
-    page = (ROOT / "docs/howto/newcomer.md").read_text()
+    """docs/start.md: from a clone, in an empty environment, to what a model file of one's own answers."""
+    page = (ROOT / "docs/start.md").read_text()
     commands = re.search(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1].splitlines()
     assert len(commands) == 5
     shutil.copy(ROOT / "tests/driver/importers/vendor/mobilenet_int8.tflite", tmp_path / "model.tflite")
-    (script,) = blocks("docs/howto/newcomer.md")
+    script, _ = blocks("docs/start.md")
     (tmp_path / "ten.py").write_text(script)
     paths = f"{Path(sys._base_executable).parent}:/usr/bin:/bin"
     empty = {"PATH": paths, "HOME": str(tmp_path), "BURST": str(ROOT), "BURST_RUNTIME_DIR": str(tmp_path / "run")}

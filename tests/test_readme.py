@@ -82,7 +82,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[1 2]\nTrue"],
         ["released nobody 3 True\n[1 2 3]"],
     ],
-    "docs/start.md": [["[[1. 1. 1. 1.]]\n[[2. 2. 2. 2.]]\n[[3. 3. 3. 3.]]"], ["[(1, 20)]", "ms each"]],
+    "docs/start.md": [["(1, 20) float32 ["], ["[[1. 1. 1. 1.]]\n[[2. 2. 2. 2.]]\n[[3. 3. 3. 3.]]"]],
 }
 ELSEWHERE = {  # pages whose blocks need more than a program, and the tests that give it
     "docs/conformance.md": "tests/driver/vts/test_conformance_page.py",
@@ -90,7 +90,6 @@ ELSEWHERE = {  # pages whose blocks need more than a program, and the tests that
     "docs/howto/device-c.md": "tests/test_howto.py",
     "docs/howto/gateway.md": "tests/driver/gateways/test_plug_ins.py",
     "docs/howto/gpu.md": "tests/driver/devices/test_provider_device.py",
-    "docs/howto/newcomer.md": "tests/test_howto.py",
     "docs/howto/onnxruntime.md": "tests/driver/dropin/test_page.py",
     "docs/howto/torch.md": "tests/test_howto.py",
     "docs/howto/torch-multiprocessing.md": "tests/test_howto.py",
