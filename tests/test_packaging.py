@@ -81,11 +81,11 @@ def run_alone(command, folder):
 
 
 def test_the_wheel_alone_runs_a_model(built, tmp_path):
-    """In an empty environment, away from the sources, the wheel and its dependencies run the guide's first program."""
+    """In an empty environment, away from the sources, the wheel runs the guide's program that needs no file."""
     (wheel,) = built.glob("*.whl")
     programs = installed(wheel, tmp_path / "empty")
     program = tmp_path / "block.py"
-    program.write_text((ROOT / "docs/start.md").read_text().split("```python\n")[1].split("```")[0])
+    program.write_text((ROOT / "docs/start.md").read_text().split("```python\n")[2].split("```")[0])
     assert "[[3. 3. 3. 3.]]" in run_alone([programs / "python", "-W", "error", program], tmp_path)
     for name in ("burst", "burst-engine"):  # the command works without an extra
         assert '"reference"' in run_alone([programs / name, "devices", "--json"], tmp_path)

@@ -107,7 +107,7 @@ def test_the_wheel_works_on_that_python(anew, tmp_path):
     alone = {"cwd": tmp_path, "env": {"PATH": "/usr/sbin:/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}}
     assert f"exchanged 1000 on x86_64 {version}." in told(*python, "-W", "error", "-c", EXCHANGE, **alone)
     assert "saw the death of its peer" in told(*python, "-W", "error", "-c", DEATH, **alone)
-    model = (ROOT / "docs/start.md").read_text().split("```python\n")[1].split("```")[0]
+    model = (ROOT / "docs/start.md").read_text().split("```python\n")[2].split("```")[0]
     assert "[[3. 3. 3. 3.]]" in told(*python, "-W", "error", "-c", model, **alone)
     assert "burst" in told(*python, "-m", "burst_engine", "--version", **alone)
 
