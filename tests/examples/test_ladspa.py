@@ -1,7 +1,6 @@
 """The LADSPA plug-in: under Debian's applyplugin, and under a host of the test's own whose device dies."""
 
 import ctypes
-import os
 import shutil
 import signal
 import subprocess
@@ -69,29 +68,10 @@ class Host:
         self.plugin.cleanup(self.handle)
 
 
-@pytest.fixture(scope="module")
-def plugin(built):
-    """Built without a warning."""
-    if not os.path.exists("/usr/include/ladspa.h"):
-        give_up("no ladspa.h: apt install ladspa-sdk")
-    return built("ladspa/burst_ladspa.c", "burst_ladspa.so", "-Werror")
-
-
 @pytest.fixture
-def model(tmp_path, monkeypatch, place):
-    """The effect: half as loud, and upside down."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    half = numpy_helper.from_array(np.array(-0.5, np.float32), "half")
-    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, BLOCK]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "half"], ["y"])], "g", sides[:1], sides[1:], [half])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    path = tmp_path / "half.onnx"
-    onnx.save(made, path)
-    for name, value in {"MODEL": path, "BLOCK": BLOCK, "DEVICE": "onnxruntime"}.items():
-        monkeypatch.setenv(f"BURST_LADSPA_{name}", str(value))
-    return path
+def model(half_as_loud):
+    """The effect, for blocks of this host."""
+    half_as_loud(BLOCK)
 
 
 @pytest.fixture
@@ -104,7 +84,7 @@ def device(model):
 
 
 @pytest.mark.usefixtures("model")
-def test_applyplugin_renders_a_file(plugin, tmp_path):
+def test_applyplugin_renders_a_file(ladspa_plugin, tmp_path):
     """Each sample comes out a block later, as the model makes it."""
     if shutil.which("applyplugin") is None:
         give_up("no applyplugin: apt install ladspa-sdk")
@@ -112,7 +92,7 @@ def test_applyplugin_renders_a_file(plugin, tmp_path):
     with wave.open(str(tmp_path / "in.wav"), "wb") as file:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(sound.tobytes())
-    command = ["applyplugin", tmp_path / "in.wav", tmp_path / "out.wav", plugin, "burst_model", "1"]
+    command = ["applyplugin", tmp_path / "in.wav", tmp_path / "out.wav", ladspa_plugin, "burst_model", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with wave.open(str(tmp_path / "out.wav")) as file:
@@ -122,9 +102,9 @@ def test_applyplugin_renders_a_file(plugin, tmp_path):
 
 
 @pytest.mark.usefixtures("model")
-def test_a_block_is_heard_as_it_is_where_the_model_is_late(plugin, device):
+def test_a_block_is_heard_as_it_is_where_the_model_is_late(ladspa_plugin, device):
     """While the engine stands still; then the effect is heard again, and nothing of what was late."""
-    host = Host(plugin)
+    host = Host(ladspa_plugin)
     assert host.hear(0.25) == 0.0
     until(lambda: host.hear(0.25) == -0.125)
     device.signal(signal.SIGSTOP)
@@ -138,9 +118,9 @@ def test_a_block_is_heard_as_it_is_where_the_model_is_late(plugin, device):
     host.close()
 
 
-def test_sound_goes_on_when_the_device_dies(plugin, device):
+def test_sound_goes_on_when_the_device_dies(ladspa_plugin, device):
     """As it goes in, without a gap; and the effect comes back with the device, which the plug-in starts again."""
-    host = Host(plugin)
+    host = Host(ladspa_plugin)
     host.hear(0.25)
     until(lambda: host.hear(0.25) == -0.125)
     device.signal(signal.SIGKILL)
