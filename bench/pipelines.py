@@ -1,13 +1,15 @@
 """What does a frame of a pipeline cost at its own pace, in time and in processor time, beside the runtime in process?
 
     python bench/pipelines.py [--files FILE@HZ …] [--pairs 5] [--seconds 4] [--json FILE]
+    python bench/pipelines.py web [--clients 4] [--rate 20] [--pairs 5] [--seconds 4] [--json FILE]
 
 Two pipelines: frames of 640 x 480 from a file, 30 a second, cut and scaled for MobileNetV1 (.tflite); and sound of 16
 kHz from a file in blocks of 20 ms, through four layers of 512 (.onnx). --files: model files of your own in their place,
 on random inputs, so many a second. In process: the file in its own runtime, on one thread, on two, and as a program has
 it that asks for no number. Burst: the device's own choice, which it has made before the first block
 (docs/preference.md); and devices whose executions have one thread and two. Each has blocks in turns, so that no other
-one's threads are awake. Processor time is that of all processes for one frame. Nothing is pinned.
+one's threads are awake. Processor time is that of all processes for one frame. Nothing is pinned. With `web`, the
+pipeline is a web service (web_service.py).
 """
 
 from __future__ import annotations
@@ -242,5 +244,12 @@ PIPELINES = Question(
 )
 
 
+def ask_web() -> None:
+    """Of a web service, which needs aiohttp and Pillow."""
+    from web_service import WEB
+
+    WEB.answer()
+
+
 if __name__ == "__main__":
-    ask({"": PIPELINES.answer})
+    ask({"": PIPELINES.answer, "web": ask_web})

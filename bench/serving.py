@@ -36,7 +36,7 @@ from driver.cli.timing import estimate, order_of_round
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from driver.cli.timing import Estimate
     from driver.replicas import ModelServer
@@ -83,7 +83,7 @@ async def serve_web(args: argparse.Namespace) -> None:
     """A server of one kind, until its parent is gone. Prints its port."""
     with ExitStack() as stack:
         if args.server not in (SERVED, BY_DEVICE):
-            await _until_parent_ends(in_threads(args, stack), args)
+            await _answer_arrays(in_threads(args, stack), args)
             return
         model = stack.enter_context(compiled(args))
         apart: dict[str, Any] = {"replicas": args.clients, "depth": 1, "batch": 1}
@@ -93,21 +93,28 @@ async def serve_web(args: argparse.Namespace) -> None:
             async def answer(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
                 return (await server.run(array))[0]
 
-            await _until_parent_ends(answer, args)
+            await _answer_arrays(answer, args)
 
 
-async def _until_parent_ends(answer: Answer, args: argparse.Namespace) -> None:
+async def _answer_arrays(answer: Answer, args: argparse.Namespace) -> None:
     async def handle(request: web.Request) -> web.Response:
         array = np.frombuffer(await request.read(), np.float32).reshape(args.shape)
         return web.Response(body=(await answer(array)).tobytes())
 
+    await until_parent_ends(handle)
+
+
+async def until_parent_ends(
+    handle: Callable[[web.Request], Awaitable[web.Response]], processes: Sequence[int] = ()
+) -> None:
+    """Serve POST requests. Prints the port, and these processes: of the device."""
     app = web.Application()
     app.router.add_post("/", handle)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    print(runner.addresses[0][1], flush=True)
+    print(runner.addresses[0][1], *processes, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await runner.cleanup()
 

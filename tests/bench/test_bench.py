@@ -672,3 +672,16 @@ def test_pipelines_are_measured_beside_the_runtime_in_process(tmp_path):
     assert [row["name"] for row in found["subjects"]] == names
     assert all(block["cpu_ms"] > 0 for row in found["subjects"] for block in row["rounds"])
     assert len(found["budgets"]) == 6
+
+
+@needs_two_cpus
+@pytest.mark.stress
+def test_a_web_service_is_measured_beside_the_runtime_in_process(tmp_path):
+    """Two sessions in process, a burst and `compiled.serve`, with the processor time of a request."""
+    found, _ = run("pipelines.py web", tmp_path)
+    sessions = [
+        f"ONNX Runtime, {how}" for how in ("default session, asyncio.to_thread", "1 intra-op thread, 2 threads")
+    ]
+    assert [row["name"] for row in found["subjects"]] == [*sessions, "burst", "compiled.serve"]
+    assert all(block["cpu_ms"] > 0 for row in found["subjects"] for block in row["rounds"])
+    assert len(found["budgets"]) == 4
