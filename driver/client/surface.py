@@ -47,7 +47,7 @@ def signature(model: Model) -> str:
     return " -> ".join(", ".join(map(str, side)) for side in (model.inputs, model.outputs))
 
 
-def _zeros(model: Model, shapes: Sequence[InputShapes] | None) -> Iterator[tuple[Any, ...]]:
+def blank_inputs(model: Model, shapes: Sequence[InputShapes] | None) -> Iterator[tuple[Any, ...]]:
     """Return arrays of zeros for each set of shapes, and empty texts. Raise ValueError."""
     for each in [None] if shapes is None else shapes:
         sides = zip(model.inputs, shapes_of(model, each, "warm_up(shapes=[…])"), _in_order(model, each), strict=True)
@@ -139,7 +139,7 @@ class AnyPreparedModel(Closing):
         `shapes`: tuples of shapes by position, or dicts by name; None: the shapes that the model tells. Raise as `run`
         does, and ValueError for open shapes that are not given.
         """
-        for zeros in _zeros(self.model, shapes):
+        for zeros in blank_inputs(self.model, shapes):
             self.run(*zeros, timeout=timeout, deadline=deadline)
 
     def __repr__(self) -> str:
@@ -345,7 +345,7 @@ class AnyBurst(Closing, ABC):
     ) -> None:
         """Do what `AnyPreparedModel.warm_up` does; None: the shapes of the present inputs, which are zeroed."""
         present = [tuple(None if a is None or isinstance(a, OpenInput) else a.shape for a in self.inputs)]
-        for zeros in _zeros(self.model, present if shapes is None else shapes):
+        for zeros in blank_inputs(self.model, present if shapes is None else shapes):
             self.run(*zeros, timeout=timeout, deadline=deadline)
 
     @property

@@ -1,20 +1,29 @@
-"""Requests joined along the open first dimension, and their results taken apart."""
+"""Requests joined along the open first dimension, and their results taken apart; and whether that pays."""
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from burst import GeneralFailure
 from driver.client.names import copies
+from driver.client.surface import blank_inputs
 from driver.client.workspace import fitted_inputs
+from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from driver.client.completion import Completion
+    from driver.client.layout import Shapes
+    from driver.client.surface import AnyBurst
     from driver.nn import Model
     from driver.replicas.waiting import WaitingRequest
+
+_ROUNDS, _BLOCK_NS = 3, 30_000_000
 
 
 def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, object]:
@@ -65,3 +74,35 @@ def _rows(output: Any) -> int | None:
     if isinstance(output, np.ndarray):
         return output.shape[0] if output.ndim else None
     return len(output) if isinstance(output, list) and all(isinstance(row, dict) for row in output) else None
+
+
+def batch_gain(bursts: Sequence[AnyBurst], alone: Shapes, together: Shapes, depth: int) -> float:
+    """Return how many times as many rows a second these bursts run of requests that are joined, on zeros.
+
+    `alone` and `together`: shapes of the inputs of one request, and of as many as may be joined.
+    """
+    rates: dict[Shapes, list[float]] = {alone: [], together: []}
+    for _ in range(_ROUNDS):
+        for shapes, found in rates.items():
+            (arrays,) = blank_inputs(bursts[0].model, [shapes])
+            found.append(_rows_of(shapes) * _requests_a_second(bursts, arrays, depth))
+    return max(rates[together]) / max(rates[alone])
+
+
+def _requests_a_second(bursts: Sequence[AnyBurst], arrays: tuple[Any, ...], depth: int) -> float:
+    """Return the rate at which all bursts together run such requests, with `depth` in flight in each."""
+    begin, sent = clock.now(), 0
+    in_flight: deque[Completion] = deque()
+    for sent, burst in enumerate(cycle(bursts)):
+        if sent >= len(bursts) and clock.now() - begin > _BLOCK_NS:
+            break
+        if len(in_flight) == depth * len(bursts):
+            in_flight.popleft().result().raise_for_status()
+        in_flight.append(burst.submit(*arrays))
+    for completion in in_flight:
+        completion.result().raise_for_status()
+    return sent * 1e9 / (clock.now() - begin)
+
+
+def _rows_of(shapes: Shapes) -> int:
+    return next((shape[0] for shape in shapes if shape), 1)

@@ -7,6 +7,7 @@ task and the device.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from driver.client.surface import signature
 from driver.client.tasks import TaskTimes
 from driver.client.workspace import shapes_of
 from driver.deadlines import WAITING, seconds_left
-from driver.replicas.batching import apart, joinable, joined
+from driver.replicas.batching import apart, batch_gain, joinable, joined
 from driver.replicas.figures import ServerFigures
 from driver.replicas.waiting import ExecutionEstimate, QueueFull, RequestQueue, WaitingRequest
 from fmq import clock
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from driver.client.surface import AnyBurst, AnyPreparedModel
     from driver.nn import Model
     from driver.replicas.options import ServeOptions
+
+_log = logging.getLogger(__name__)
+LEAST_GAIN = 1.1
+"""Requests are joined where as many rows a second more come of it: it has them wait for each other."""
 
 
 class Replica:
@@ -79,6 +84,7 @@ class ModelServer(ProcessBound):
         self.figures = ServerFigures()
         self._queue = RequestQueue(options.queue, options.batch, options.batch_window)
         self._estimate = ExecutionEstimate()
+        self._batch_gain: float | None = None
         self._replicas: list[Replica] = []
         self._batches: set[asyncio.Task[None]] = set()
         self._bursts = ExitStack()
@@ -153,7 +159,7 @@ class ModelServer(ProcessBound):
         if loop is not self._loop:
             raise RuntimeError("this server belongs to another event loop; serve threads with `with model.serve(…)`")
         rows, key = 1, None
-        if self.options.batch > 1:
+        if self._queue.batch > 1:
             arrays, rows, key = joinable(self.model, arrays)
         self.figures.requests += 1
         if self._queue.is_full and not self._has_room:
@@ -296,6 +302,18 @@ class ModelServer(ProcessBound):
             self._replicas.append(Replica(burst))
             if its.warm_up and is_known:
                 burst.warm_up(sets)
+        if its.warm_up and is_known and sets[0] != sets[-1]:
+            self._note_batch_gain(batch_gain([each.burst for each in self._replicas], *sets, its.depth))
+
+    def _note_batch_gain(self, gain: float) -> None:
+        """Join no requests where nothing is gained by it."""
+        self._batch_gain = gain
+        if gain < LEAST_GAIN:
+            rows, self._queue.batch = self._queue.batch, 1
+            _log.warning(
+                "%s joins no requests: %d rows together give %.2f times the rows a second, not %.2f",
+                *(self.name, rows, gain, LEAST_GAIN),
+            )
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests, and wait for those that are here; return False if `timeout` seconds do not suffice."""
@@ -329,7 +347,9 @@ class ModelServer(ProcessBound):
         Counts, but for `seconds`, and for times in the `stages` of `replicas`, which are microseconds.
 
         `requests`, of which were `answered`, `refused` (no room in the queue), `missed` (their time), `failed` and
-        `cancelled`; how many are `waiting` and `executing` now. `batches`: how often so many requests ran together.
+        `cancelled`; how many are `waiting` and `executing` now. `batch`: rows that may run together, 1 where joining
+        gains nothing; `batch_gain`: how many times as many rows a second came of it at warm-up, None where that was
+        not measured. `batches`: how often so many requests ran together.
         `seconds`: of the latest requests, the median and the 99th percentile of the time in the queue (`queued`), from
         there to the result (`executed`), and of all (`total`). `replicas`: of each, its executions, its requests in
         flight, and the `stats()` of its burst.
@@ -340,6 +360,8 @@ class ModelServer(ProcessBound):
             **figures.counts(),
             "waiting": len(self._queue),
             "executing": sum(each.in_flight for each in self._replicas),
+            "batch": self._queue.batch,
+            "batch_gain": self._batch_gain,
             "batches": dict(sorted(figures.batches.items())),
             "seconds": figures.seconds(),
             "replicas": [each.report() for each in self._replicas],

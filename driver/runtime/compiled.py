@@ -146,11 +146,12 @@ class CompiledModel(AnyPreparedModel):
             replicas: bursts on this model, each of which the device serves in a thread.
             queue: requests that may wait. One more gets QueueFull, at once.
             batch: rows that may run together, for a model whose first dimension is open: requests that wait are joined,
-                and sent as one. None: those of `compile(batch=)`, or 1.
+                and sent as one, if that gives more rows a second. None: those of `compile(batch=)`, or 1.
             batch_window: seconds that a request waits for others, while others have lately come; None: 0.002, or what
                 `compile(batch=)` says where `batch` is left to it.
             depth: executions of each replica that may be in flight: the next one waits in the device.
-            warm_up: runs each replica once on zeros before the first request, where the shapes are known.
+            warm_up: runs each replica on zeros before the first request, where the shapes are known, and measures
+                whether `batch` pays.
             recover: a device that dies is started again, and has the requests once more.
             shapes: of the inputs of one request, where the model leaves more than the first dimension open.
             name: for statistics and errors.

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from frames import frame
 import driver
 from burst import Busy, DeviceUnavailable, MissedDeadlineTransient, StatusError, Timeout
 from driver import replicas
-from driver.replicas import QueueFull
+from driver.replicas import QueueFull, batching, model_server
 from driver.replicas.waiting import ExecutionEstimate, RequestQueue
 
 ENDLESS = 60.0  # seconds that an execution takes at most in these tests: until its input changes, or its device dies
@@ -323,6 +324,52 @@ class TestBatches:
         found = asyncio.run(main())
         assert isinstance(found.pop(2), StatusError)
         assert [outputs[0][0, 0] for outputs in found] == [0, 9, 3, 6]
+
+    @pytest.mark.parametrize(("fixed", "per_row", "gain"), [(1e6, 0, 8), (0, 1e6, 1), (1e6, 1e6, 16 / 9)])
+    def test_what_joining_gains(self, kit, monkeypatch, fixed, per_row, gain):
+        """It is rows a second of all replicas, of joined requests over those that run one by one."""
+        now = [0]
+
+        class Timed:
+            """A burst whose device takes so many nanoseconds, one request after the other."""
+
+            model = kit.open_model()
+
+            def submit(self, array):
+                now[0] += int(fixed + per_row * len(array))
+                return SimpleNamespace(result=lambda: SimpleNamespace(raise_for_status=lambda: None))
+
+        monkeypatch.setattr(batching, "clock", SimpleNamespace(now=lambda: now[0]))
+        found = batching.batch_gain([Timed(), Timed()], ((1, 4),), ((8, 4),), 2)
+        assert found == pytest.approx(gain)
+
+    @pytest.mark.parametrize(("gain", "batch"), [(0.98, 1), (1.5, 8)])
+    def test_requests_are_joined_where_that_pays(self, open_compiled, monkeypatch, caplog, gain, batch):
+        """What was measured at warm-up decides; `stats` has it, and a warning says that requests are not joined."""
+        monkeypatch.setattr(model_server, "batch_gain", lambda *_: gain)
+
+        async def main():
+            async with open_compiled.serve(replicas=1, depth=1, batch=8, batch_window=60, queue=100) as server:
+                tasks = [server.run(np.full((1, 4), n, np.float32)) for n in range(17)]
+                found = await asyncio.gather(*tasks)
+                assert [outputs[0][0, 0] for outputs in found] == list(range(1, 18))
+                return server.stats()
+
+        stats = asyncio.run(main())
+        assert (stats["batch_gain"], stats["batch"], max(stats["batches"])) == (gain, batch, batch)
+        assert ("joins no requests: 8 rows together give 0.98 times" in caplog.text) == (batch == 1)
+
+    def test_what_is_not_warmed_up_is_not_measured(self, open_compiled):
+        """Then requests are joined as `batch` says."""
+
+        async def stats(**options):
+            async with open_compiled.serve(replicas=1, **options) as server:
+                found = server.stats()
+                return found["batch"], found["batch_gain"]
+
+        assert asyncio.run(stats(batch=8, warm_up=False)) == (8, None)
+        assert asyncio.run(stats()) == (1, None)
+        assert asyncio.run(stats(batch=8))[1] > 0
 
     @pytest.mark.parametrize(
         ("options", "words"),
