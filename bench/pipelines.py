@@ -237,6 +237,7 @@ PIPELINES = Question(
     settle=settle,
     budgets=budgets,
     figures=("p50_ms", "p99_ms", "cpu_ms"),
+    bars=("cpu_ms", "ms"),
     group=lambda row: row.partition("; ")[0],
     label=lambda row: row.partition("; ")[2],
     pairs=5,

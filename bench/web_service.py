@@ -90,7 +90,7 @@ async def serve(kind: str, path: str) -> None:
             best = np.argsort(scores)[: -BEST - 1 : -1]
             return web.json_response([{"class": int(n), "score": float(scores[n])} for n in best])
 
-        await until_parent_ends(handle, processes)
+        await until_parent_ends(handle, *processes)
 
 
 # ---- the clients
@@ -210,6 +210,7 @@ WEB = Question(
     settle=settle,
     budgets=budgets,
     figures=("p50_ms", "p99_ms", "cpu_ms"),
+    bars=("cpu_ms", "ms"),
     ours=(BURST, SERVED),
     kept=("clients", "rate"),
     pairs=5,

@@ -295,15 +295,17 @@ class ModelServer(ProcessBound):
     def _open_bursts(self) -> None:
         its, model = self.options, self.model
         shapes, is_known = _first_shapes(model, its)
-        sets = [shapes, _with_rows(shapes, its.batch)] if its.batch > 1 else [shapes]
+        joined_shapes = _with_rows(shapes, its.batch)
+        sets = [shapes, joined_shapes] if its.batch > 1 else [shapes]
         for _ in range(its.replicas):
             burst = self._prepared.burst(depth=its.depth, recover=its.recover, input_shapes=shapes)
             self._bursts.callback(burst.close)
             self._replicas.append(Replica(burst))
             if its.warm_up and is_known:
                 burst.warm_up(sets)
-        if its.warm_up and is_known and sets[0] != sets[-1]:
-            self._note_batch_gain(batch_gain([each.burst for each in self._replicas], *sets, its.depth))
+        if its.warm_up and is_known and its.batch > 1 and joined_shapes != shapes:
+            bursts = [replica.burst for replica in self._replicas]
+            self._note_batch_gain(batch_gain(bursts, shapes, joined_shapes, its.depth))
 
     def _note_batch_gain(self, gain: float) -> None:
         """Join no requests where nothing is gained by it."""
