@@ -39,7 +39,9 @@ class Graph:
         return name
 
     def save(self, path: Path, shape: Sequence[int | str], output: str, result: Sequence[int | str]) -> Path:
-        """Writes the file: float32 `x` of that shape in, float32 `output` of the shape `result` out."""
+        """Writes the file: float32 `x` of that shape in, float32 `output` of the shape `result` out. A word is an open
+        dimension.
+        """
         ends = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, dimensions)
             for name, dimensions in (("x", shape), (output, result))
@@ -50,8 +52,8 @@ class Graph:
         return path
 
 
-def mobilenet(path: Path, pixels: int = 224, rows: int | str = 1) -> Path:
-    """MobileNetV1 1.0, channels first, with the weights of the other benchmarks. `rows`: a word where they are open."""
+def mobilenet(path: Path, pixels: int = 224) -> Path:
+    """MobileNetV1 1.0, channels first, with the weights of the other benchmarks."""
     graph, at = Graph(), "x"
     low, high = graph.constant(np.float32(0)), graph.constant(np.float32(6))
     *body, last = layers()
@@ -59,7 +61,7 @@ def mobilenet(path: Path, pixels: int = 224, rows: int | str = 1) -> Path:
         at = graph.node("Clip", _convolution(graph, at, layer), low, high)
     at = _convolution(graph, graph.node("GlobalAveragePool", at), last)
     at = graph.node("Softmax", graph.node("Flatten", at), axis=1)
-    return graph.save(path, (rows, 3, pixels, pixels), at, (rows, CLASSES))
+    return graph.save(path, (1, 3, pixels, pixels), at, (1, CLASSES))
 
 
 def _convolution(graph: Graph, at: str, layer: Any) -> str:

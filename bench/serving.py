@@ -10,7 +10,8 @@ comes, by `asyncio.to_thread`, as most programs do; and one to ONNX Runtime's ow
 intra-op thread, and as many threads as there are replicas. Both sessions log errors alone. Clients of this process ask
 all in turns, in closed loops. With `rows`, the model is the network of bench/joined.py that waits for its weights, and
 requests are joined: by `compiled.serve` itself before it sends them, or by the device, to which it sends each over a
-burst of its own. With `images`, it is MobileNetV1 on 128 x 128 pixels, whose convolutions keep all processors busy.
+burst of its own. With `images`, it is six convolutions, whose weights stay in the caches: one row keeps a processor as
+busy as eight do.
 What `compiled.serve` has measured at warm-up, and whether it joins requests therefore, decides what it is to reach.
 With --batch 1, three times as many requests come as the device can do, too, without HTTP, each with 50 ms: a good
 answer is one that came in time.
@@ -54,7 +55,8 @@ DEFAULT, TUNED = "ONNX Runtime, default session, asyncio.to_thread", "ONNX Runti
 KEYS = "rate", "p50", "p99"
 KINDS = SERVED, BY_DEVICE, DEFAULT, TUNED
 ROWS, IMAGES = "rows", "images"
-MODELS = {ROWS: ("1,1024", 32), IMAGES: ("1,3,128,128", 8)}  #: of ours: the shape of a request, rows of a run
+CHANNELS = SIDE = 48
+MODELS = {ROWS: ("1,1024", 32), IMAGES: ("1,3,48,48", 8)}  #: of ours: the shape of a request, rows of a run
 REPLICAS, PATIENCE, OVERLOAD = 2, 0.05, 3
 HEAD = ("clients", "server", "requests a second", "p50 ms", "p99 ms", "serve's requests x", "p50 x", "p99 x")
 
@@ -263,9 +265,14 @@ def written(model: str, path: Path) -> Path:
     if model == ROWS:
         path.write_bytes(connected())
         return path
-    from gpu_models import mobilenet
+    from gpu_models import Graph
 
-    return mobilenet(path, 128, rows="n")
+    random, graph, at = np.random.default_rng(1), Graph(), "x"
+    for before in (3, *[CHANNELS] * 5):
+        weights = graph.constant(random.standard_normal((CHANNELS, before, 3, 3)).astype(np.float32) / 20)
+        at = graph.node("Relu", graph.node("Conv", at, weights, pads=[1] * 4))
+    at = graph.node("Flatten", graph.node("GlobalAveragePool", at))
+    return graph.save(path, ("n", 3, SIDE, SIDE), at, ("n", CHANNELS))
 
 
 def compared(args: argparse.Namespace) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import cycle
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.replicas.waiting import WaitingRequest
 
-_ROUNDS, _BLOCK_NS = 3, 30_000_000
+_ROUNDS, _BLOCK_NS, _MOST_NS = 7, 20_000_000, 1_000_000_000
 
 
 def joinable(model: Model, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, object]:
@@ -81,22 +82,22 @@ def batch_gain(bursts: Sequence[AnyBurst], alone: Shapes, together: Shapes, dept
 
     `alone` and `together`: shapes of the inputs of one request, and of as many as may be joined.
     """
-    rates: dict[Shapes, list[float]] = {alone: [], together: []}
-    for _ in range(_ROUNDS):
-        for shapes, found in rates.items():
-            (arrays,) = blank_inputs(bursts[0].model, [shapes])
-            found.append(_rows_of(shapes) * _requests_a_second(bursts, arrays, depth))
-    return max(rates[together]) / max(rates[alone])
+    sets = [*blank_inputs(bursts[0].model, [alone, together])]
+    found, begin = list[float](), clock.now()
+    while len(found) < _ROUNDS and (not found or clock.now() - begin < _MOST_NS):
+        one_by_one, joined = (_requests_a_second(bursts, arrays, depth) for arrays in sets)
+        found.append(joined / one_by_one)
+    return _rows_of(together) / _rows_of(alone) * median(found)
 
 
 def _requests_a_second(bursts: Sequence[AnyBurst], arrays: tuple[Any, ...], depth: int) -> float:
     """Return the rate at which all bursts together run such requests, with `depth` in flight in each."""
-    begin, sent = clock.now(), 0
+    begin, sent, room = clock.now(), 0, depth * len(bursts)
     in_flight: deque[Completion] = deque()
     for sent, burst in enumerate(cycle(bursts)):
-        if sent >= len(bursts) and clock.now() - begin > _BLOCK_NS:
+        if sent >= room and clock.now() - begin > _BLOCK_NS:
             break
-        if len(in_flight) == depth * len(bursts):
+        if len(in_flight) == room:
             in_flight.popleft().result().raise_for_status()
         in_flight.append(burst.submit(*arrays))
     for completion in in_flight:
