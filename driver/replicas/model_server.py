@@ -304,12 +304,16 @@ class ModelServer(ProcessBound):
             if its.warm_up and is_known:
                 burst.warm_up(sets)
         if its.warm_up and is_known and its.batch > 1 and joined_shapes != shapes:
-            bursts = [replica.burst for replica in self._replicas]
-            self._note_batch_gain(batch_gain(bursts, shapes, joined_shapes, its.depth))
+            self._measure_batch_gain(shapes, joined_shapes)
 
-    def _note_batch_gain(self, gain: float) -> None:
+    def _measure_batch_gain(self, alone: Shapes, together: Shapes) -> None:
         """Join no requests where nothing is gained by it."""
-        self._batch_gain = gain
+        bursts = [replica.burst for replica in self._replicas]
+        try:
+            self._batch_gain = gain = batch_gain(bursts, alone, together, self.options.depth)
+        except StatusError as error:  # as many at once need more than one does
+            _log.warning("%s joins requests: what that gains could not be measured: %s", self.name, error)
+            return
         if gain < LEAST_GAIN:
             rows, self._queue.batch = self._queue.batch, 1
             _log.warning(

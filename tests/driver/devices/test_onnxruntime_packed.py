@@ -157,7 +157,7 @@ def test_served_in_batches(files, home):
 
     async def answers(path, *given):
         with driver.compile(driver.load(path)) as compiled:
-            async with compiled.serve(replicas=1, batch=8, batch_window=0.2) as server:
+            async with compiled.serve(replicas=1, batch=8, batch_window=0.2, warm_up=False) as server:
                 return await asyncio.gather(*(server.run(each) for each in given)), server.stats()["batches"]
 
     rows = [ROWS[:1], ROWS, ROWS[1:]]

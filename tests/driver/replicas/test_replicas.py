@@ -15,7 +15,7 @@ import pytest
 from frames import frame
 
 import driver
-from burst import Busy, DeviceUnavailable, MissedDeadlineTransient, StatusError, Timeout
+from burst import Busy, DeviceUnavailable, MissedDeadlineTransient, ResourceExhaustedTransient, StatusError, Timeout
 from driver import replicas
 from driver.replicas import QueueFull, batching, model_server
 from driver.replicas.waiting import ExecutionEstimate, RequestQueue
@@ -274,7 +274,9 @@ class TestBatches:
         """Requests that wait together run together, at most as many rows as a batch takes; each gets its own rows."""
 
         async def main():
-            async with open_compiled.serve(replicas=1, depth=1, batch=8, batch_window=0.5, queue=100) as server:
+            async with open_compiled.serve(
+                replicas=1, depth=1, batch=8, batch_window=0.5, queue=100, warm_up=False
+            ) as server:
                 sizes = [1, 2, 3, 1, 1, 8, 2, 5, 4, 9]
                 given = [np.full((rows, 4), n, np.float32) for n, rows in enumerate(sizes)]
                 found = await asyncio.gather(*(server.run(array) for array in given))
@@ -315,7 +317,7 @@ class TestBatches:
 
         async def main():
             with driver.compile(builder.build(), devices=[connect()]) as model:
-                async with model.serve(replicas=1, depth=1, batch=4, batch_window=0.2) as server:
+                async with model.serve(replicas=1, depth=1, batch=4, batch_window=0.2, warm_up=False) as server:
                     rows = [server.run(np.array([n], np.int32)) for n in (0, 3, 99, 1, 2)]
                     found = await asyncio.gather(*rows, return_exceptions=True)
                     assert server.stats()["batches"].keys() & {3, 4}
@@ -359,6 +361,24 @@ class TestBatches:
         assert (stats["batch_gain"], stats["batch"], max(stats["batches"])) == (gain, batch, batch)
         assert ("joins no requests: 8 rows together give 0.98 times" in caplog.text) == (batch == 1)
 
+    def test_what_cannot_be_measured_is_joined(self, open_compiled, monkeypatch, caplog):
+        """Where the device refuses as many joined requests at once as the measurement sends, the server opens all the
+        same, joins as it was told, and says so.
+        """
+
+        def refused(*_):
+            raise ResourceExhaustedTransient("no memory")
+
+        monkeypatch.setattr(model_server, "batch_gain", refused)
+
+        async def main():
+            async with open_compiled.serve(replicas=1, batch=8) as server:
+                return server.stats()
+
+        stats = asyncio.run(main())
+        assert (stats["batch_gain"], stats["batch"]) == (None, 8)
+        assert "no memory" in caplog.text
+
     def test_what_is_not_warmed_up_is_not_measured(self, open_compiled):
         """Then requests are joined as `batch` says."""
 
@@ -393,7 +413,7 @@ class TestBatches:
         """
 
         async def most(model, **options):
-            async with model.serve(replicas=1, depth=1, queue=100, **options) as server:
+            async with model.serve(replicas=1, depth=1, queue=100, warm_up=False, **options) as server:
                 await asyncio.gather(*(server.run(np.full((1, 4), n, np.float32)) for n in range(12)))
                 return max(server.stats()["batches"])
 
