@@ -30,6 +30,7 @@ class CudaFileDevice(CudaMemoryDevice, FileDevice):
         {
             "device": DeviceOption("", int, default=0),
             "deterministic": DeviceOption("", bool, default=False),
+            "graphs": DeviceOption("", bool, default=True),
             "memory_percent": DeviceOption("", int),
         }
     )

@@ -28,8 +28,12 @@ class JaxCudaDevice(CudaFileDevice, JaxDevice):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes three quarters of the GPU
         if percent := self.chosen.get("memory_percent"):
             os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(int(percent) / 100)
+        flags = [os.environ.get("XLA_FLAGS", "")]
         if self.chosen["deterministic"]:
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+            flags.append("--xla_gpu_deterministic_ops=true")
+        if not self.chosen["graphs"]:
+            flags.append("--xla_gpu_enable_command_buffer=")  # of no kind; XLA's default has most kinds of kernels
+        os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
         jax_module(self.platform).config.update("jax_cuda_visible_devices", str(self.ordinal))
 
     @classmethod

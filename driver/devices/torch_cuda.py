@@ -52,4 +52,5 @@ class TorchCudaDevice(CudaFileDevice, TorchDevice):
 
         if percent := self.chosen.get("memory_percent"):
             torch_module().cuda.set_per_process_memory_fraction(int(percent) / 100, self.ordinal)
-        return TorchCudaModel(self.gpu, model, program, inputs=inputs, outputs=outputs)
+        has_graphs = bool(self.chosen["graphs"])
+        return TorchCudaModel(self.gpu, model, program, inputs=inputs, outputs=outputs, has_graphs=has_graphs)

@@ -7,6 +7,8 @@ would do on a GPU: compile, run on a stream of its own, take and give arrays by 
 from __future__ import annotations
 
 import importlib
+import threading
+import weakref
 from collections import deque
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
@@ -17,13 +19,13 @@ import numpy as np
 
 from burst_test_devices.gpu import PTX, CudaAdd
 from driver.devices import jax, jax_cuda, torch, torch_cuda
-from driver.devices.cuda import jax_program, torch_program
+from driver.devices.cuda import jax_program, torch_graphs, torch_program
 from driver.devices.cuda.context import cuda_context
 from driver.devices.cuda.driver_api import ffi, missing_cuda
 from driver.devices.cuda.gpu_tensor import CUDA, GpuTensor, borrowed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from driver.devices.cuda.context import CudaContext
 
@@ -39,8 +41,17 @@ class PlayedGpu:
 
     def incremented(self, source: GpuTensor, stream: int) -> GpuTensor:
         """x + 1, by a kernel on a stream."""
-        memory = self.context.allocate(max(1, source.nbytes))
-        found = GpuTensor(memory, memory.address, source.dtype, source.shape, device=_PLACE)
+        found = self.allocated(source)
+        self.increment(source, found, stream)
+        return found
+
+    def allocated(self, like: GpuTensor) -> GpuTensor:
+        """Memory for another one."""
+        memory = self.context.allocate(max(1, like.nbytes))
+        return GpuTensor(memory, memory.address, like.dtype, like.shape, device=_PLACE)
+
+    def increment(self, source: GpuTensor, found: GpuTensor, stream: int) -> None:
+        """The kernel, on a stream."""
         self._kept.append((source, found))
         n = source.nbytes // 4
         values = [("uint64_t *", source.address), ("uint64_t *", found.address), ("float *", 1.0), ("uint32_t *", n)]
@@ -48,7 +59,6 @@ class PlayedGpu:
         pointers = ffi.new("void *[]", [ffi.cast("void *", each) for each in arguments])
         sizes = (-(-n // 256), 1, 1, 256, 1, 1, 0)
         self.context.call("cuLaunchKernel", self._kernel.handle, *sizes, _stream(stream), pointers, ffi.NULL)
-        return found
 
 
 def _stream(address: int) -> Any:
@@ -56,7 +66,8 @@ def _stream(address: int) -> Any:
 
 
 @cache
-def _gpu() -> PlayedGpu:
+def played_gpu() -> PlayedGpu:
+    """That of this process."""
     return PlayedGpu(cuda_context())
 
 
@@ -68,6 +79,7 @@ class PlayedTensor:
 
     def __init__(self, played: PlayedTorch, tensor: GpuTensor) -> None:
         self._played, self.tensor, self.shape = played, tensor, tensor.shape
+        self.is_cuda = not played.returns_cpu
 
     def view(self, dtype: Any) -> PlayedTensor:
         """The same bytes, as other elements."""
@@ -78,8 +90,70 @@ class PlayedTensor:
         """Copied on the current stream."""
         assert non_blocking
         target, source = self.tensor, found.tensor
-        where = _stream(self._played.current)
-        _gpu().context.call("cuMemcpyDtoDAsync_v2", target.address, source.address, source.nbytes, where)
+
+        def copy(stream: int) -> None:
+            its = target.address, source.address, source.nbytes, _stream(stream)
+            played_gpu().context.call("cuMemcpyDtoDAsync_v2", *its)
+
+        self._played.add(copy)
+
+
+class PlayedPool(list[GpuTensor]):
+    """Memory of graphs, whose users are counted as PyTorch does."""
+
+    users: int | None = None
+
+    def enter(self) -> None:
+        """Not once all others have left."""
+        if self.users == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self.users = (self.users or 0) + 1
+
+    def leave(self) -> None:
+        """Its graph has gone."""
+        self.users = (self.users or 0) - 1
+
+
+class PlayedGraph:
+    """`torch.cuda.CUDAGraph`: calls, which are made again on the stream of a replay. Graphs of one pool have the same
+    memory, as in PyTorch once what they have computed is free.
+    """
+
+    def __init__(self, played: PlayedTorch) -> None:
+        self._played, self.calls = played, list[Any]()
+        self.memory: deque[GpuTensor] = deque()
+
+    def capture_begin(self, *, pool: PlayedPool, capture_error_mode: str) -> None:
+        """What its stream is told is not done."""
+        assert capture_error_mode == "thread_local"
+        pool.enter()
+        weakref.finalize(self, pool.leave)
+        self.pool, self.stream, self.is_broken = pool, self._played.current, False
+        self.memory = deque(pool)
+        assert self._played.recordings.setdefault(self.stream, self) is self
+
+    def capture_end(self) -> None:
+        """Ends it; raises what cudaStreamEndCapture would."""
+        assert self._played.recordings.pop(self._played.current) is self
+        if self.is_broken:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self._played.said.setdefault("pools", []).append(self.pool)
+        self._played.said["recorded"] = self._played.said.get("recorded", 0) + 1
+
+    def replay(self) -> None:
+        """On the current stream."""
+        if self._played.fails_to_launch:
+            raise RuntimeError("CUDA error: out of memory")
+        self._played.said["replayed"] = self._played.said.get("replayed", 0) + 1
+        for call in self.calls:
+            call(self._played.current)
+
+    def taken(self, like: GpuTensor) -> GpuTensor:
+        """Memory of the pool."""
+        if not self.memory:
+            self.memory.append(played_gpu().allocated(like))
+            self.pool.append(self.memory[0])
+        return self.memory.popleft()
 
 
 class PlayedTorch:
@@ -87,13 +161,19 @@ class PlayedTorch:
 
     def __init__(self) -> None:
         self.said: dict[str, Any] = {}
-        self.current = 0  # the stream of this thread
+        self.recordings: dict[int, PlayedGraph] = {}  #: by stream
+        self.waits = self.fails_to_launch = False  #: programs ask the GPU for values; replays fail
+        self.returns_cpu = False  #: programs return memory of the CPU
+        self.__version__ = "2.14.0+cu130"
+        self._thread = threading.local()
         self.backends = SimpleNamespace(
             cuda=SimpleNamespace(matmul=SimpleNamespace()), cudnn=SimpleNamespace(benchmark=True)
         )
         self.cuda = SimpleNamespace(
             ExternalStream=lambda address, device: SimpleNamespace(address=address, device=device),
             stream=self._on,
+            CUDAGraph=lambda: PlayedGraph(self),
+            graph_pool_handle=PlayedPool,
             set_per_process_memory_fraction=lambda *told: self.said.update(memory=told),
         )
         passes = SimpleNamespace(move_to_device_pass=self._moved)
@@ -102,6 +182,19 @@ class PlayedTorch:
             _pytree=SimpleNamespace(tree_unflatten=lambda given, spec: (given, {}), tree_leaves=lambda found: [found])
         )
         self.inference_mode = nullcontext
+
+    @property
+    def current(self) -> int:
+        """The stream of this thread."""
+        return int(getattr(self._thread, "stream", 0))
+
+    def add(self, work: Callable[[int], None]) -> None:
+        """Done on the current stream, or recorded."""
+        graph = self.recordings.get(self.current)
+        if graph:
+            graph.calls.append(work)
+        else:
+            work(self.current)
 
     def __getattr__(self, name: str) -> Any:
         return np.dtype(name)  # torch.float32 and the like
@@ -117,9 +210,9 @@ class PlayedTorch:
 
     @contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
-        before, self.current = self.current, stream.address
+        before, self._thread.stream = self.current, stream.address
         yield
-        self.current = before
+        self._thread.stream = before
 
     def _loaded(self, file: Any) -> Any:
         self.said["bytes"] = len(file.read())
@@ -131,7 +224,13 @@ class PlayedTorch:
         return program
 
     def _added(self, given: PlayedTensor) -> PlayedTensor:
-        return PlayedTensor(self, _gpu().incremented(given.tensor, self.current))
+        graph, source = self.recordings.get(self.current), given.tensor
+        if graph and self.waits:
+            graph.is_broken = True
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        found = graph.taken(source) if graph else played_gpu().allocated(source)
+        self.add(lambda stream: played_gpu().increment(source, found, stream))
+        return PlayedTensor(self, found)
 
 
 PLAYED = PlayedTorch()
@@ -143,7 +242,7 @@ class PlayedTorchCuda(torch_cuda.TorchCudaDevice):
     name, version, needs = "PlayedTorchCuda", "1", CudaAdd.needs
 
     def configure(self) -> None:
-        for module in (torch, torch_cuda, torch_program):
+        for module in (torch, torch_cuda, torch_graphs, torch_program):
             module.torch_module = lambda: PLAYED  # type: ignore[attr-defined]
         super().configure()
 
@@ -165,7 +264,7 @@ class PlayedArray:
         return _PLACE
 
     def __dlpack__(self, *, stream: int) -> object:
-        context = _gpu().context
+        context = played_gpu().context
         context.call("cuStreamWaitEvent", _stream(stream), self._played.stream.record().handle, 0)
         return self.tensor.__dlpack__()
 
@@ -184,7 +283,7 @@ class PlayedJax:
     @cached_property
     def stream(self) -> Any:
         """JAX's own, for all that it computes."""
-        return _gpu().context.stream()
+        return played_gpu().context.stream()
 
     def from_dlpack(self, source: Any) -> PlayedArray:
         """JAX's stream waits for what makes it."""
@@ -208,7 +307,7 @@ class PlayedProgram:
         self._played = played
 
     def __call__(self, given: PlayedArray) -> list[PlayedArray]:
-        return [PlayedArray(self._played, _gpu().incremented(given.tensor, self._played.stream.address))]
+        return [PlayedArray(self._played, played_gpu().incremented(given.tensor, self._played.stream.address))]
 
 
 class PlayedJaxCuda(jax_cuda.JaxCudaDevice):

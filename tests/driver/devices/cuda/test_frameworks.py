@@ -124,8 +124,9 @@ def test_switches_of_pytorch(monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert played.backends.cudnn.allow_tf32 is played.backends.cuda.matmul.allow_tf32 is True
     assert played.backends.cudnn.benchmark is False
-    with pytest.raises(ValueError, match="graphs = True is no option of torch-cuda"):
-        TorchCudaDevice(graphs=True)
+    assert [TorchCudaDevice(**given).chosen["graphs"] for given in ({}, {"graphs": False})] == [True, False]
+    with pytest.raises(ValueError, match="nhwc = True is no option of torch-cuda"):
+        TorchCudaDevice(nhwc=True)
 
 
 def test_switches_of_jax(monkeypatch):
@@ -142,6 +143,9 @@ def test_switches_of_jax(monkeypatch):
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.3"
     assert os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=true"
     assert told["jax_cuda_visible_devices"] == "1"
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
+    JaxCudaDevice(graphs=False)
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=here --xla_gpu_enable_command_buffer="
 
 
 @pytest.mark.parametrize("kind", [TorchCudaDevice, JaxCudaDevice])
