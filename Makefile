@@ -76,6 +76,7 @@ gpu: ## what only a GPU can show; without one, that the checks run
 	$(INSTALL) --no-build-isolation --editable '.[gpu]'
 	@echo '$(CURDIR)/tests/devices' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/burst_test_devices.pth"
 	@test ! -e /dev/nvidiactl || $(INSTALL) 'onnxruntime-gpu>=1.24' || echo "make: without onnxruntime-gpu, what needs it does not run"
+	@$(INSTALL) 'onnxruntime-ep-webgpu>=0.4' || echo "make: without onnxruntime-ep-webgpu, the check webgpu does not run"
 	$(BIN)/python bench/gpu.py $(if $(wildcard /dev/nvidiactl /dev/nvhost-gpu /dev/nvgpu /dev/dxg),,--stand-ins) $(GPU)
 
 # VERSIONS: folders beside the built one, which each page then links to: "stable latest" on a server that has both.

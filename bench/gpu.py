@@ -21,6 +21,8 @@ lane       The lane of CUDA without a runtime: latency, requests in flight, a st
            place, by PyTorch and by CuPy, no memory left, a dead engine, a kernel that never ends.
 library    The driver in C of examples/device-cuda, built by nvcc; without it its host part, on a stand-in of CUDA.
 torch, jax A residual net, a perceptron: the framework in this process and the burst, in turns; on the GPU or the CPU.
+webgpu     The first of the models on Vulkan: the session in this process and the burst, in turns. With --stand-ins an
+           ADD on SwiftShader, if it is installed.
 played     The devices torch-cuda and jax-cuda with frameworks that are played: with --stand-ins alone.
 
 Runs on a machine without a network: it downloads nothing (docs/howto/gpu.md lists the wheels to carry).
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from driver import Model, RemoteDevice
 
 BLOCK = 0.3  # seconds of a block
-CUDA_DEVICE = "onnxruntime-cuda"
+CUDA_DEVICE, VULKAN_DEVICE = "onnxruntime-cuda", "onnxruntime-webgpu"
 LEAST_OVERLAP, MOST_MEMORY = 1.8, 1.1
 CLIENTS, DEPTH = 16, 4
 PINNED = 64 << 20  # bytes
@@ -285,7 +287,7 @@ def _beside_own(bench: Bench, device: RemoteDevice, find: Callable[[], Path]) ->
     path = find()
     model = loaded(path)
     feeds = fed(model)
-    own = own_session(bench.device, path, feeds)
+    own = own_session(device.name, path, feeds)
     with device.prepare(model) as prepared, prepared.burst() as burst:
         for place, feed in zip(burst.inputs, feeds, strict=True):
             place[...] = feed
@@ -294,8 +296,19 @@ def _beside_own(bench: Bench, device: RemoteDevice, find: Callable[[], Path]) ->
             return f"differs from the session in process by {worst:.1e} of its range", False
         found = Added.of(bench.in_turns(own, burst.run))
     low, high = (f"{1e6 * seconds:+.1f}" for seconds in (found.added.low, found.added.high))
-    words = f"{found} [{low} .. {high}]{', CUDA graphs' if has_graphs(bench.device) else ''}"
+    words = f"{found} [{low} .. {high}]{', CUDA graphs' if has_graphs(device.name) else ''}"
     return words, found.added.median <= MOST_ADDED, found.figures
+
+
+def webgpu(bench: Bench) -> Iterator[Row]:
+    """The same by the provider of WebGPU, on a GPU or in software."""
+    with connected(usable(VULKAN_DEVICE)) as device:
+        name, find = next(bench.session_files())
+        if device.type != "GPU":  # in software, the first run of a net takes a minute
+            name = "addition.onnx"
+            find = partial(_onnx_models().addition, bench.folder / name)
+        row = attempted("webgpu", f"{name} on a {device.type}", partial(_beside_own, bench, device, find))
+        yield row if device.type == "GPU" or row.figures is None else row._replace(is_kept=None)
 
 
 def _difference(found: NDArray[Any], wanted: NDArray[Any]) -> float:
@@ -445,6 +458,7 @@ CHECKS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "library": library,
     "torch": torch,
     "jax": jax,
+    "webgpu": webgpu,
     "played": played,
 }
 

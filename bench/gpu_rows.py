@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -101,7 +101,9 @@ def usable(*names: str) -> str:
 
 
 def use_stand_ins(home: Path) -> None:
-    """Have this process, and what it starts, find tests' libcuda.so.1 in the place of CUDA. Raises NotMeasured."""
+    """Have this process, and what it starts, find tests' libcuda.so.1 in the place of CUDA, and SwiftShader, if it is
+    there, in the place of Vulkan's drivers. Raises NotMeasured.
+    """
     sys.path.append(str(TESTS))
     from fake_cuda import FakeCuda
 
@@ -111,3 +113,8 @@ def use_stand_ins(home: Path) -> None:
         FakeCuda(home).configure()
     except OSError as error:
         raise NotMeasured(f"tests' libcuda.so.1 cannot be compiled: {error}") from error
+    with suppress(ImportError):  # it is made for pytest
+        import swiftshader
+
+        if not swiftshader.missing():
+            swiftshader.configure(home)

@@ -133,11 +133,14 @@ def test_the_checks_of_a_device_run_on_any(no_library):
 
 @pytest.mark.integration
 def test_a_provider_in_software(no_library, monkeypatch, tmp_path):
-    """On SwiftShader an ADD goes through a burst; that is no GPU, which the script says."""
+    """On SwiftShader an ADD goes through a burst, also beside the session in process; that is no GPU, which the script
+    says.
+    """
     swiftshader.configure(tmp_path / "home")
-    lines = ran("--device", "onnxruntime-webgpu", "--allow-none", "--only", "launch", ends=0)
+    lines = ran("--device", "onnxruntime-webgpu", "--allow-none", "--only", "launch", "webgpu", ends=0)
     assert lines[0] == "no GPU: the device onnxruntime-webgpu is of type CPU"
     assert " us" in next(line for line in lines if "ADD of 4 floats" in line)
+    assert "addition.onnx on a CPU: in process" in lines[-1]
 
 
 @pytest.mark.integration
@@ -152,7 +155,10 @@ def test_on_stand_ins_it_runs_whole(tmp_path):
     assert "served again after" in found["lane, engine killed"]
     assert "the device's part runs" in found["played, Torch"]
     assert "3 of 3 were served again" in found["recovery, engine killed"]
-    assert {row["check"] for row in json.loads(out.read_text())["rows"]} >= {*CHECKS, "lane", "library", "torch", "jax"}
+    assert {row["check"] for row in json.loads(out.read_text())["rows"]} >= {
+        *CHECKS,
+        *("lane", "library", "torch", "jax", "webgpu"),
+    }
 
 
 def test_a_machine_with_a_gpu_and_without_onnxruntime_gpu(monkeypatch):
