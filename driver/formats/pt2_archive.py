@@ -111,7 +111,9 @@ class Pt2Archive:
 
     def _refuse(self, names: list[str]) -> None:
         if any(name.startswith("data/aotinductor/") for name in names):
-            raise Pt2Refused("it holds machine code of AOTInductor", remedy="save the exported program itself")
+            raise Pt2Refused(
+                "it holds machine code of AOTInductor", remedy="save the exported program: torch.export.save"
+            )
         if [name for name in names if name.startswith("models/")] != ["models/model.json"]:
             raise Pt2Refused("it holds no exported program, or several, or is of an older PyTorch", remedy=_OLD)
         if not {"data/weights/model.pt", "data/constants/model.pt"}.isdisjoint(names):
