@@ -457,7 +457,7 @@ void burst_flow_count(burst_flow *flow, burst_flow_counts *counts);
 /* before each of its executions */
 void burst_policy_expect(burst_ticket *ticket, const burst_estimate *estimate, uint64_t now);
 /* false: the last slot is not for this one, so it arrives, too */
-_Bool burst_policy_begin(burst_ticket *ticket);
+_Bool burst_policy_begin(burst_ticket *ticket, uint64_t now);
 /* a ticket waited while it ran, so it must call finish; else it may not */
 _Bool burst_policy_owes(const burst_ticket *ticket);
 void burst_policy_arrive(burst_ticket *ticket, uint64_t now);
@@ -471,7 +471,7 @@ void burst_policy_release(burst_ticket *ticket);
 void burst_policy_abandon(burst_ticket *ticket, uint64_t now);
 /* `ticket` has finished. If it would come next again, should it return now: the ticket to wake
  * meanwhile; else NULL */
-burst_ticket *burst_policy_standby(const burst_ticket *ticket);
+burst_ticket *burst_policy_standby(const burst_ticket *ticket, uint64_t now);
 
 /* installs handlers: a fatal signal is noted in the trace of the burst whose listener it hits */
 int burst_blame(void);

@@ -116,8 +116,9 @@ void burst_flow_free(burst_flow *f) {
     burst_run_queue *q = a->share->queue;
     pthread_mutex_lock(&q->lock);
     if (f->is_used && !--a->share->used_flows) atomic_fetch_sub(&q->accounts, 1);
+    if (f->is_used) atomic_fetch_sub(&a->used[f->priority], 1);
     pthread_mutex_unlock(&q->lock);
-    run_queue_serve(q); /* the last slot may be kept for no other account any more */
+    run_queue_serve(q); /* a slot may be kept for no other account, or priority, any more */
     free(f);
     burst_application_free(a);
 }
@@ -133,6 +134,7 @@ burst_ticket *burst_ticket_new(burst_flow *f) {
     f->tickets = t;
     if (!f->is_used && !f->application->share->used_flows++)
         atomic_fetch_add(&t->queue->accounts, 1);
+    if (!f->is_used) atomic_fetch_add(&f->application->used[f->priority], 1);
     f->is_used = true;
     pthread_mutex_unlock(&t->queue->lock);
     return t;

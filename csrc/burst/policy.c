@@ -16,6 +16,8 @@
 
 /* For each ns that an execution lasts longer than one that was estimated to be brief may. */
 static const uint64_t DOUBT = 100;
+/* ns for which a slot is kept after an execution of a higher priority has come. */
+static const uint64_t EXPECTED = UINT64_C(10000000000);
 
 /* ---- the contended clock --------------------------------------------------------------------- */
 
@@ -208,11 +210,49 @@ static bool is_doubted(const burst_share *s, uint64_t now) {
     return now < atomic_load_explicit(&s->doubted, memory_order_relaxed);
 }
 
+/* While executions of a priority come, those of lower ones of their application leave them one slot
+ * of a device that has several: else one that comes behind lower ones would wait for as long as one
+ * of these goes on. */
+static bool is_expected(const burst_application *a, uint32_t priority, uint64_t now) {
+    /* Relaxed, because a flow that comes at this moment finds what it finds. */
+    return atomic_load_explicit(&a->used[priority], memory_order_relaxed) &&
+           now < atomic_load_explicit(&a->expected[priority], memory_order_relaxed);
+}
+
+/* Whether a ticket is below another priority in use: one of which executions have come, ever. */
+static bool is_below_another(const burst_ticket *t) {
+    const burst_application *a = t->flow->application;
+    bool found = false;
+    for (uint32_t p = t->flow->priority + 1; p < PRIORITIES; p++) found |= is_expected(a, p, 0);
+    return found && t->queue->slots > 1;
+}
+
+/* Whether a free slot is left to a higher priority: those below that one have all others. */
+static bool leaves_slot(const burst_application *a, uint32_t priority, uint64_t now) {
+    uint32_t below = 0, slots = a->share->queue->slots;
+    for (uint32_t p = 1; p < PRIORITIES; p++) {
+        below += a->runs[p - 1];
+        if (p > priority && below && below + 1 >= slots && is_expected(a, p, now)) return true;
+    }
+    return false;
+}
+
+/* Seldom stored, because all threads of an application read it. */
+static void expect_more(burst_flow *f, uint64_t now) {
+    _Atomic uint64_t *expected = &f->application->expected[f->priority];
+    uint64_t until = now + EXPECTED;
+    /* Relaxed, because it is a guess. */
+    if (until > atomic_load_explicit(expected, memory_order_relaxed) + EXPECTED / 16)
+        atomic_store_explicit(expected, until, memory_order_relaxed);
+}
+
 void burst_policy_expect(burst_ticket *t, const burst_estimate *e, uint64_t now) {
     /* Relaxed, because it is a guess. */
     uint64_t usual =
         e ? atomic_load_explicit((const _Atomic uint64_t *)&e->usual_ns, memory_order_relaxed) : 0;
     t->is_long = !usual || usual > t->queue->brief || is_doubted(t->flow->application->share, now);
+    t->is_lower = is_below_another(t);
+    if (t->flow->priority) expect_more(t->flow, now);
 }
 
 void burst_policy_doubt(burst_ticket *t, uint64_t now) {
@@ -230,11 +270,15 @@ static bool is_kept_from(const burst_share *s) {
     return s->long_runs && q->long_runs + 1 >= q->slots && q->long_accounts < q->accounts;
 }
 
-bool burst_policy_may_begin(const burst_ticket *t) {
-    return !t->is_long || !is_kept_from(t->flow->application->share);
+/* A slot is free: whether it is not kept for others. */
+static bool may_begin(const burst_ticket *t, uint64_t now) {
+    const burst_flow *f = t->flow;
+    if (t->is_lower && leaves_slot(f->application, f->priority, now)) return false;
+    return !t->is_long || !is_kept_from(f->application->share);
 }
 
-static void count_long(const burst_ticket *t, uint32_t change) {
+static void count_run(const burst_ticket *t, uint32_t change) {
+    if (t->is_lower) t->flow->application->runs[t->flow->priority] += change;
     if (!t->is_long) return;
     burst_run_queue *q = t->queue;
     burst_share *s = t->flow->application->share;
@@ -244,7 +288,7 @@ static void count_long(const burst_ticket *t, uint32_t change) {
     q->long_accounts += s->long_runs > 0;
 }
 
-void burst_policy_release(burst_ticket *t) { count_long(t, UINT32_MAX); }
+void burst_policy_release(burst_ticket *t) { count_run(t, UINT32_MAX); }
 
 /* ---- the next ticket ------------------------------------------------------------------------- */
 
@@ -262,21 +306,47 @@ static bool is_ahead(const burst_application *a, const fair_entity *other) {
     return other && is_less(other->pace + a->share->queue->quantum / 2, a->fair.pace);
 }
 
-/* The application of a share in which a ticket waits that comes next; except one. NULL: there is
- * none. */
-static burst_application *next_application(const burst_share *s, const burst_application *except) {
-    fair_entity *least = least_used(&s->applications, except ? &except->fair : NULL);
-    burst_application *turn = s->turn;
-    return turn && turn != except && turn->fair.waiting && !is_ahead(turn, least)
-               ? turn
-               : application_of(least);
-}
-
 /* The highest priority of those that wait, or -1. */
 static int most_urgent(const burst_application *a) {
     int priority = PRIORITIES - 1;
     while (priority >= 0 && !a->rings[priority].first) priority--;
     return priority;
+}
+
+/* Whether a ticket of that application waits that may have a slot. That may change beside the lock,
+ * so a second look may find otherwise. */
+static bool is_ready(const burst_application *a, uint64_t now) {
+    int urgent = most_urgent(a);
+    return urgent >= 0 && !leaves_slot(a, (uint32_t)urgent, now);
+}
+
+static burst_application *least_used_application(const burst_share *s,
+                                                 const burst_application *except, uint64_t now) {
+    fair_entity *least = NULL;
+    for (fair_entity *m = s->applications.members; m; m = m->next)
+        if (application_of(m) != except && (!least || is_less(m->pace, least->pace)) &&
+            is_ready(application_of(m), now))
+            least = m;
+    return application_of(least);
+}
+
+/* The application of a share that comes next; except one. NULL: none is ready. */
+static burst_application *next_application(const burst_share *s, const burst_application *except,
+                                           uint64_t now) {
+    burst_application *least = least_used_application(s, except, now), *turn = s->turn;
+    bool goes_on = turn && turn != except && least && is_ready(turn, now);
+    return goes_on && !is_ahead(turn, &least->fair) ? turn : least;
+}
+
+/* The share that has used least, of those with an application that is ready; except one. */
+static burst_share *least_used_share(const burst_run_queue *q, const burst_share *except,
+                                     uint64_t now) {
+    fair_entity *least = NULL;
+    for (fair_entity *m = q->shares.members; m; m = m->next)
+        if (m->waiting && share_of(m) != except && (!least || is_less(m->pace, least->pace)) &&
+            next_application(share_of(m), NULL, now))
+            least = m;
+    return share_of(least);
 }
 
 /* Skips the whole rounds in which no flow's debt would end. */
@@ -301,35 +371,41 @@ static burst_flow *first_in_turn(flow_ring *ring, int64_t quantum) {
     }
 }
 
-/* The ticket of a share that comes next. One must wait. */
-static burst_ticket *first_of(const burst_share *s) {
-    burst_application *a = next_application(s, NULL);
-    return first_in_turn(&a->rings[most_urgent(a)], (int64_t)s->queue->quantum)->first;
+/* The ticket of an application that comes next. One must wait. */
+static burst_ticket *first_of(burst_application *a) {
+    int64_t quantum = (int64_t)a->share->queue->quantum;
+    return first_in_turn(&a->rings[most_urgent(a)], quantum)->first;
 }
 
-static bool may_go_on(const burst_share *s, uint64_t now) {
-    return !is_kept_from(s) || !(first_of(s)->is_long || is_doubted(s, now));
+/* The application of a share that comes next. NULL: its next ticket may have no slot. */
+static burst_application *next_of_share(const burst_share *s, uint64_t now) {
+    burst_application *a = next_application(s, NULL, now);
+    return a && is_kept_from(s) && (first_of(a)->is_long || is_doubted(s, now)) ? NULL : a;
 }
 
-/* The share that has used least, of those whose next ticket may have a slot. */
-static burst_share *next_share(const burst_run_queue *q, uint64_t now) {
-    fair_entity *least = NULL;
-    for (fair_entity *m = q->shares.members; m; m = m->next)
-        if (m->waiting && (!least || is_less(m->pace, least->pace)) && may_go_on(share_of(m), now))
-            least = m;
-    return share_of(least);
+/* That of the share that has used least, of those whose next ticket may have a slot. */
+static burst_application *next_of_all(const burst_run_queue *q, uint64_t now) {
+    burst_application *least = NULL;
+    for (fair_entity *m = q->shares.members; m; m = m->next) {
+        if (!m->waiting || (least && !is_less(m->pace, least->share->fair.pace))) continue;
+        burst_application *a = next_of_share(share_of(m), now);
+        if (a) least = a;
+    }
+    return least;
 }
 
 burst_ticket *burst_policy_next(burst_run_queue *q, uint64_t now) {
-    burst_share *s = next_share(q, now);
-    if (!s) return NULL;
-    burst_ticket *t = first_of(s);
+    burst_application *a = next_of_all(q, now);
+    if (!a) return NULL;
+    burst_share *s = a->share;
+    burst_ticket *t = first_of(a);
     q->shares.pace = least_used(&q->shares, NULL)->pace;
     s->applications.pace = least_used(&s->applications, NULL)->pace;
-    s->turn = t->flow->application;
+    s->turn = a;
     leave_line(t, now);
     t->is_long |= is_doubted(s, now); /* since it began to wait */
-    count_long(t, 1);
+    t->is_lower = is_below_another(t);
+    count_run(t, 1);
     t->charged = contended(q, now);
     t->served = 0;
     t->begun = now;
@@ -338,9 +414,9 @@ burst_ticket *burst_policy_next(burst_run_queue *q, uint64_t now) {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-_Bool burst_policy_begin(burst_ticket *t) {
-    if (!burst_policy_may_begin(t)) return false;
-    count_long(t, 1);
+_Bool burst_policy_begin(burst_ticket *t, uint64_t now) {
+    if (!may_begin(t, now)) return false;
+    count_run(t, 1);
     t->charged = standing(t->queue);
     t->served = 0;
     return true;
@@ -374,32 +450,33 @@ void burst_policy_finish(burst_ticket *t, uint64_t now) {
     set_present(t, false, now);
 }
 
-/* The first in line of an application, without giving any flow its turn. */
+/* The first in line of an application, if there is one, without giving any flow its turn. */
 static burst_ticket *first_waiting(const burst_application *a) {
-    return a->rings[most_urgent(a)].first->first;
+    int urgent = a ? most_urgent(a) : -1;
+    return urgent < 0 ? NULL : a->rings[urgent].first->first;
 }
 
 /* The first of those that may have a slot. Another account comes before another application, and
  * both before the own: the slot stays free until this ticket's thread is awake, and only its own
  * account decides whether that takes long. */
 static burst_ticket *called(burst_ticket *of_account, burst_ticket *of_application,
-                            burst_ticket *own) {
+                            burst_ticket *own, uint64_t now) {
     burst_ticket *found[] = {of_account, of_application, own};
     for (unsigned i = 0; i < 3; i++)
-        if (found[i] && burst_policy_may_begin(found[i])) return found[i];
+        if (found[i] && may_begin(found[i], now)) return found[i];
     return NULL;
 }
 
-burst_ticket *burst_policy_standby(const burst_ticket *t) {
+burst_ticket *burst_policy_standby(const burst_ticket *t, uint64_t now) {
     const burst_flow *f = t->flow;
-    const burst_application *a = f->application, *other = next_application(a->share, a);
-    fair_entity *account = least_used(&t->queue->shares, &a->share->fair);
-    if (f->first || (account && is_less(account->pace, a->share->fair.pace))) return NULL;
+    const burst_application *a = f->application, *other = next_application(a->share, a, now);
+    const burst_share *account = least_used_share(t->queue, a->share, now);
+    if (f->first || (account && is_less(account->fair.pace, a->share->fair.pace))) return NULL;
     if (other && (a->share->turn != a || is_ahead(a, &other->fair))) return NULL;
     int urgent = most_urgent(a), own = (int)f->priority;
     if (urgent > own || (urgent == own && (!f->has_turn || f->deficit <= 0))) return NULL;
-    return called(account ? first_waiting(next_application(share_of(account), NULL)) : NULL,
-                  other ? first_waiting(other) : NULL, urgent >= 0 ? first_waiting(a) : NULL);
+    const burst_application *its = account ? next_application(account, NULL, now) : NULL;
+    return called(first_waiting(its), first_waiting(other), first_waiting(a), now);
 }
 
 uint64_t burst_policy_outranking(const burst_ticket *t) {
@@ -443,8 +520,11 @@ _Bool burst_policy_yields(burst_ticket *t, uint64_t now) {
     int urgent = most_urgent(a), own = (int)f->priority;
     if (urgent > own) return true;
     if (urgent == own && f->deficit <= 0) return true;
-    if (is_ahead(a, other)) return true;
-    return account && t->served >= q->quantum && is_less(account->pace, a->share->fair.pace);
+    const burst_application *ready = least_used_application(a->share, a, now);
+    if (ready && is_ahead(a, &ready->fair)) return true;
+    if (t->served < q->quantum) return false;
+    const burst_share *behind = least_used_share(q, a->share, now);
+    return behind && is_less(behind->fair.pace, a->share->fair.pace);
 }
 
 void burst_policy_yield(burst_ticket *t, uint64_t now) {

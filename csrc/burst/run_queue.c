@@ -176,14 +176,15 @@ static int enter_line(burst_ticket *t, uint64_t latest) {
     return wait_for_slot(t, latest);
 }
 
-/* Takes a slot if one is free for this ticket and none waits. What is long is counted, so it takes
- * the lock. */
+/* Takes a slot if one is free for this ticket and none waits. What is long, or below another
+ * priority in use, is counted, so it takes the lock. */
 static bool begin_at_once(burst_ticket *t, uint64_t now) {
     burst_run_queue *q = t->queue;
     t->begun = now;
-    if (!t->is_long) return take_slot(q) && burst_policy_begin(t);
+    if (!is_counted(t)) return take_slot(q) && burst_policy_begin(t, now);
     pthread_mutex_lock(&q->lock);
-    bool begins = burst_policy_may_begin(t) && take_slot(q) && burst_policy_begin(t);
+    bool may_begin = burst_policy_begin(t, now), begins = may_begin && take_slot(q);
+    if (may_begin && !begins) burst_policy_release(t);
     pthread_mutex_unlock(&q->lock);
     return begins;
 }
@@ -263,14 +264,14 @@ static burst_ticket *call(burst_run_queue *q, burst_ticket *standby) {
 static void give_up_slot(burst_ticket *t) {
     burst_run_queue *q = t->queue;
     if (!t->is_long && has_several_accounts(q)) burst_policy_doubt(t, futex_now());
-    if (!t->is_long && !burst_policy_owes(t) && give_slot_back(q)) return;
+    if (!is_counted(t) && !burst_policy_owes(t) && give_slot_back(q)) return;
     pthread_mutex_lock(&q->lock);
     uint64_t now = futex_now();
     if (burst_policy_owes(t) || atomic_load(&q->turns) >= WAITER) burst_policy_finish(t, now);
     else burst_policy_release(t);
     atomic_store(&t->word, OUT);
     atomic_fetch_sub(&q->turns, RUNNER);
-    burst_ticket *standby = burst_policy_standby(t),
+    burst_ticket *standby = burst_policy_standby(t, now),
                  *next = standby ? call(q, standby) : hand_on(q, now);
     pthread_mutex_unlock(&q->lock);
     wake(q, NULL, next);

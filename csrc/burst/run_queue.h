@@ -53,6 +53,10 @@ struct burst_application {
     _Atomic uint32_t preemptible; /* executions of it that can be preempted, and run */
     burst_share *share;
     flow_ring rings[PRIORITIES];
+    _Atomic uint32_t used[PRIORITIES]; /* its flows that were used; written under the lock */
+    /* Until then executions of lower priorities leave a slot: such executions come. */
+    _Atomic uint64_t expected[PRIORITIES];
+    uint32_t runs[PRIORITIES]; /* slots that executions hold which are below another one in use */
 };
 
 /* What a ticket has done. */
@@ -97,8 +101,9 @@ struct burst_ticket {
     /* It waits, or got its slot after a wait, or another ticket waited while it ran. */
     bool present;
     bool holds; /* it has a slot; its thread's own */
-    /* Its execution may last longer than `brief`; its thread's own while it does not wait. */
-    bool is_long;
+    /* Its execution may last longer than `brief`; a higher priority of its application is in use.
+     * Its thread's own while it does not wait. */
+    bool is_long, is_lower;
     _Atomic bool closed;   /* written under the lock */
     _Atomic uint32_t word; /* README.md, "Run queue" */
 };
@@ -133,8 +138,8 @@ static inline bool has_several_accounts(const burst_run_queue *q) {
     return atomic_load_explicit(&q->accounts, memory_order_relaxed) > 1;
 }
 
-/* A slot is free: whether it is not the last, or not kept for others. */
-bool burst_policy_may_begin(const burst_ticket *t);
+/* Whether its runs are counted, which is done under the lock. No slot is kept from it else. */
+static inline bool is_counted(const burst_ticket *t) { return t->is_long || t->is_lower; }
 void burst_policy_doubt(burst_ticket *t, uint64_t now); /* a brief execution ends: was it? */
 
 /* ns: the shortest that an execution took, less for each doubt; 0: not known. In deadline.c */

@@ -15,6 +15,7 @@ US, MS = 10**3, 10**6
 QUANTUM = MS
 BRIEF = 10 * QUANTUM  # what is estimated to last longer is long
 WAKING = 20 * US
+EXPECTED = 10_000 * MS  # for which a slot is kept after an execution of a higher priority has come
 
 
 class Job(NamedTuple):
@@ -62,7 +63,7 @@ class Thread:
         self.flow, self.number, self.jobs = flow, number, iter(jobs)
         self.ticket = ffi.gc(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
         self.job, self.done, self.begun, self.asked, self.finished = None, 0, False, 0, 0
-        self.is_long = False
+        self.is_long = self.is_lower = False
 
 
 class Flow:
@@ -74,7 +75,7 @@ class Flow:
 
 class Application:
     def __init__(self, share):
-        self.share, self.used = share, 0
+        self.share, self.used, self.expected = share, 0, [0, 0, 0]
         self.handle = ffi.gc(lib.burst_application_new(share.handle), lib.burst_application_free)
 
 
@@ -123,7 +124,7 @@ class Device:
             for jobs in client.threads
         ]
         self.by_ticket = {thread.ticket: thread for thread in self.threads}
-        self.running, self.waiting, self.called, self.abandoned = {}, set(), None, 0
+        self.running, self.waiting, self.called, self.abandoned, self.yields = {}, set(), None, 0, 0
         self.pairs = [*self._pairs_of_flows(), *self._pairs_of_applications(), *self._pairs_of_shares()]
         for thread in self.threads:
             self.rest(thread)
@@ -165,14 +166,14 @@ class Device:
         thread.flow.line.append(thread)
         thread.asked += 1
         lib.burst_policy_expect(thread.ticket, thread.job.estimate, self.now)
+        self.expect(thread.flow)
         usual = thread.job.estimate.usual_ns
         thread.is_long = not 0 < usual <= BRIEF
         if len(self.running) < self.world.slots and not self.waiting:
-            if lib.burst_policy_begin(thread.ticket):
+            if lib.burst_policy_begin(thread.ticket, self.now):
                 self.start(thread)
                 return
-            assert thread.is_long
-            assert self.is_kept_from(thread.flow.share)
+            assert self.leaves_slot(thread) or (thread.is_long and self.is_kept_from(thread.flow.share))
         lib.burst_policy_arrive(thread.ticket, self.now)
         self.waiting.add(thread)
         if thread.job.patience is not None:
@@ -190,6 +191,27 @@ class Device:
             self.called = None
             self.hand_on()
         self.rest(thread)
+
+    def expect(self, flow):
+        """An execution of that priority has come, and others will. Noted if the last note is old."""
+        expected, until = flow.application.expected, self.now + EXPECTED
+        if flow.priority and until > expected[flow.priority] + EXPECTED // 16:
+            expected[flow.priority] = until
+
+    def is_below_another(self, flow):
+        """Whether a higher priority of its application has been used, on a device with several slots."""
+        return self.world.slots > 1 and any(flow.application.expected[flow.priority + 1 :])
+
+    def leaves_slot(self, thread):
+        """Whether a free slot is kept from a thread: for a higher priority of its application that is expected, as
+        those below that one have all others.
+        """
+        flow = thread.flow
+        lower = [o.flow.priority for o in self.running if o.is_lower and o.flow.application is flow.application]
+        return self.world.slots > 1 and any(
+            self.now < until and priority > flow.priority and sum(p < priority for p in lower) + 1 >= self.world.slots
+            for priority, until in enumerate(flow.application.expected)
+        )
 
     def is_kept_from(self, share, leaves=None):
         """Whether a free slot is not for long executions of that account: it has one, and with another one of them long
@@ -222,7 +244,7 @@ class Device:
     def could_run(self):
         """Those that wait and would have a free slot: none of their account waits that may not."""
         held_back = {w.flow.share for w in self.waiting if w.is_long and self.is_kept_from(w.flow.share)}
-        return [w for w in self.waiting if w.flow.share not in held_back]
+        return [w for w in self.waiting if w.flow.share not in held_back and not self.leaves_slot(w)]
 
     def call(self, thread):
         if self.called is None:
@@ -237,6 +259,8 @@ class Device:
     def start(self, thread):
         assert not self.more_urgent_than(thread)
         assert not thread.is_long or not self.is_kept_from(thread.flow.share)
+        assert not self.leaves_slot(thread)
+        thread.is_lower = self.is_below_another(thread.flow)
         if not thread.begun:
             assert thread.flow.line.pop(0) is thread  # first come, first served,
             assert not any(w.begun for w in self.waiting if w.flow is thread.flow)  # also those who have yielded
@@ -256,6 +280,7 @@ class Device:
         elif lib.burst_policy_yields(thread.ticket, self.now):
             assert self.waiting
             lib.burst_policy_yield(thread.ticket, self.now)
+            self.yields += 1
             del self.running[thread]
             self.waiting.add(thread)
             self.hand_on()
@@ -270,7 +295,7 @@ class Device:
             lib.burst_policy_finish(thread.ticket, self.now)
         else:
             lib.burst_policy_release(thread.ticket)
-        standby = lib.burst_policy_standby(thread.ticket) if self.waiting else ffi.NULL
+        standby = lib.burst_policy_standby(thread.ticket, self.now) if self.waiting else ffi.NULL
         if standby:
             self.call(self.by_ticket[standby])
         else:
@@ -289,8 +314,9 @@ class Device:
         for thread, since in self.running.items():
             for one in (thread.flow, thread.flow.application, thread.flow.share):
                 used[one] += self.now - since
-        have_waiting = {one for w in self.waiting for one in (w.flow, w.flow.application)}
-        have_waiting |= {w.flow.share for w in self.waiting if not self.finds_the_last_slot_kept(w.flow.share)}
+        served = [w for w in self.waiting if not self.leaves_slot(w)]
+        have_waiting = {one for w in served for one in (w.flow, w.flow.application)}
+        have_waiting |= {w.flow.share for w in served if not self.finds_the_last_slot_kept(w.flow.share)}
         for pair in self.pairs:
             pair.look(used, have_waiting)
 

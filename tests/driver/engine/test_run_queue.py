@@ -356,3 +356,89 @@ def test_what_is_brief_uses_all_slots_beside_an_idle_account():
         clients = Client(0, MEDIUM, [[Job(0, length, length)] * 500] * 2), idle
         (used, _), _ = used_after(1000, *clients, weights=(100, 100), slots=2)
         assert used == pytest.approx(expected, abs=25)
+
+
+# ---- a slot for higher priorities ------------------------------------------------------------------------------------
+
+
+def urgent_waits(device, flow):
+    """ns that each execution of a flow has waited for its slot, in the order in which they began."""
+    waits, asked, ask, start = [], {}, device.ask, device.start
+
+    def note_ask(thread):
+        asked[thread] = device.now
+        ask(thread)
+
+    def note_start(thread):
+        if thread.flow is device.flows[flow] and not thread.begun:
+            waits.append(device.now - asked[thread])
+        start(thread)
+
+    device.ask, device.start = note_ask, note_start
+    device.events = [(when, n, note_ask, about) for when, n, _, about in device.events]
+    return waits
+
+
+@pytest.mark.parametrize("usual", [None, US], ids=["known to be long", "taken for brief"])
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_high_request_finds_a_slot_behind_low_ones(slots, usual):
+    """However long low ones go on without a checkpoint, and however many wait: from the second one on, as the low ones
+    of before the first one knew of no other priority.
+    """
+    low = Client(0, LOW, [[Job(0, 300 * MS, 300 * MS, usual=usual)] * 100] * 8)
+    high = Client(0, HIGH, [[Job(700 * MS, MS, MS)] * 20])
+    device = Device(World(slots, [100], [low, high]))
+    waits = urgent_waits(device, 1)
+    device.run(until=10_000 * MS)
+    assert len(waits) > 10
+    assert set(waits[1:]) == {0}
+
+
+def test_a_slot_is_kept_for_ten_seconds():
+    """After the last execution of a higher priority, low ones have all slots again, as those of one priority have."""
+    low = Client(0, LOW, [[Job(0, MS, MS)] * 30_000] * 4)
+    high = Client(0, HIGH, [[Job(MS, MS, MS)]])
+    device = Device(World(2, [100], [low, high])).run(until=1000 * MS)
+    before = device.flows[0].used
+    device.run(until=2000 * MS)
+    assert device.flows[0].used - before == pytest.approx(1000 * MS, rel=0.01)
+    device.run(until=11_000 * MS)
+    before = device.flows[0].used
+    device.run(until=12_000 * MS)
+    assert device.flows[0].used - before == pytest.approx(2000 * MS, rel=0.01)
+
+
+def test_another_application_gets_the_slot_that_is_kept():
+    """A slot is kept within an application: another one has the same share of the device as without priorities."""
+    low, high = saturating(priority=LOW, threads=4), Client(0, HIGH, [[Job(MS, US, US)]])
+    (mine, _, other), _ = used_after(1000, low, high, saturating(application=1, threads=4), slots=2)
+    assert mine == pytest.approx(1000, rel=0.02)
+    assert other == pytest.approx(1000, rel=0.02)
+
+
+def test_one_slot_is_kept_for_nobody():
+    """On a device with one slot low executions go on as ever."""
+    low, high = saturating(priority=LOW, threads=2), Client(0, HIGH, [[Job(MS, US, US)]])
+    (mine, _), _ = used_after(100, low, high)
+    assert mine == pytest.approx(100, rel=0.01)
+
+
+def test_no_slot_is_kept_for_an_idle_priority_above_what_runs():
+    """A high client was there; low ones get the second slot beside a medium one, as no other low one has a slot."""
+    high = Client(0, HIGH, [[Job(0, US, US)]])
+    medium = Client(0, MEDIUM, [[Job(11_000 * MS, MS, MS), *[Job(0, MS, MS)] * 2_000]])
+    low = Client(0, LOW, [[Job(11_500 * MS, MS, MS), *[Job(0, MS, MS)] * 2_000]])
+    (_, its, mine), _ = used_after(12_500, high, medium, low, slots=2)
+    assert its == pytest.approx(1500, rel=0.01)
+    assert mine == pytest.approx(1000, rel=0.01)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_ticket_yields_to_no_account_from_which_a_slot_is_kept(others):
+    """However little that account has used. It yields to another one that may have the slot."""
+    high = Client(0, HIGH, [[Job(0, US, US)]])
+    low = Client(0, LOW, [[Job(MS, 300 * MS, 300 * MS, usual=US)]] * 2)
+    clients = [Client(1 + n, MEDIUM, [[Job(2 * MS, 200 * MS, 100 * US, usual=US)]]) for n in range(others)]
+    (_, _, *used), device = used_after(102, high, low, *clients, weights=(300, 100, 100), slots=2)
+    assert used == pytest.approx([100 / others] * others, abs=2)
+    assert bool(device.yields) == (others > 1)

@@ -56,8 +56,11 @@ class Waiting:
         self.code = enter(self.ticket, usual=self.usual)
         self.has_slot.set()
         if not self.code:
-            self.may_leave.wait(30)
+            self.execute()
             lib.burst_leave(self.ticket)
+
+    def execute(self):
+        self.may_leave.wait(30)
 
 
 @contextmanager
@@ -89,9 +92,9 @@ def test_a_slot_that_stays_free_for_a_moment_depends_on_no_thread_of_the_account
         lib.burst_policy_arrive(ticket, 0)
     lib.burst_policy_finish(mine, 0)
     for called in (its, beside, own):
-        assert lib.burst_policy_standby(mine) == called
+        assert lib.burst_policy_standby(mine, 0) == called
         lib.burst_policy_abandon(called, 0)
-    assert lib.burst_policy_standby(mine) == ffi.NULL
+    assert lib.burst_policy_standby(mine, 0) == ffi.NULL
 
 
 def test_a_slot_is_not_kept_for_who_does_not_come_back():
@@ -429,7 +432,7 @@ def test_an_account_that_comes_again_owes_what_it_used():
     queue, other = Queue(), None
     tickets = [queue.ticket(), queue.ticket(flow=queue.flow(application=queue.another_account()))]
     debtor, other = tickets
-    assert lib.burst_policy_begin(debtor)
+    assert lib.burst_policy_begin(debtor, 0)
     lib.burst_policy_arrive(other, 0)
     lib.burst_policy_finish(debtor, 300 * MS)
     del debtor, tickets[0]
@@ -445,3 +448,34 @@ def test_an_account_that_comes_again_owes_what_it_used():
         turns.append(served == other)
     assert all(turns[:299])
     assert not all(turns[:305])
+
+
+class Pausing(Waiting):
+    """One that pauses before it leaves."""
+
+    def execute(self):
+        super().execute()
+        assert lib.burst_pause() == self.ticket
+        assert lib.burst_resume(self.ticket) == 0
+
+
+def test_a_ticket_that_waited_for_a_kept_slot_loses_none_when_it_pauses():
+    """A low ticket waited for the slot that was kept for a high client, which has gone since. It pauses, and gets its
+    slot again although another low one has the other.
+    """
+    queue = Queue(slots=2)
+    high, low = queue.ticket(HIGH), queue.flow(LOW)
+    assert enter(high) == 0
+    lib.burst_leave(high)
+    first = Waiting(queue.ticket(flow=low))
+    assert first.has_slot.wait(30)
+    second = Pausing(queue.ticket(flow=low))
+    while not counts_of(low).waiting:
+        assert second.thread.is_alive()
+    del high
+    assert second.has_slot.wait(30)
+    for other in (second, first):
+        other.may_leave.set()
+        other.thread.join(30)
+        assert not other.thread.is_alive()
+    assert lib.burst_run_queue_is_idle(queue.handle)
