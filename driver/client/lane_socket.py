@@ -12,6 +12,7 @@ from burst._hot import HotSocket
 from burst.backing import fill_holes
 from burst.exhaustion import DescriptorsLost, exhausted
 from burst.request_checks import check_request
+from driver.client.workspace import MOST_KNOWN
 from driver.protocol.lane_codec import encode_request, in_turn
 from fmq.clock import FOREVER
 
@@ -37,21 +38,27 @@ class LaneSocket(HotSocket):
         self._is_foreign = channel.is_foreign  # the device takes memory with all its pages alone
         self.sent: set[int] = set()  #: slots that are registered here
         self.freed: deque[int] = deque()  #: slots of which the device is to be told
-        self._last: tuple[int, KnownRequest, bool, bytes] | None = None
+        self._encoded: dict[tuple[int, KnownRequest, bool], bytes] = {}
 
     def encoded(self, model: int, request: Request, known: KnownRequest, measure: bool) -> bytes:
         """Return the packed request; `known` stands for it. Send memory that is new on this socket.
 
-        Requests are immutable, so the last one is encoded only once. Raise InvalidArgument, Malformed, PeerDied.
+        Requests are immutable, so each is encoded only once. Raise InvalidArgument, Malformed, PeerDied.
         """
-        last = self._last
-        if last and last[1] is known and last[0] == model and last[2] is measure:
-            return last[3]
+        key = model, known, measure
+        if found := self._encoded.get(key):
+            return found
+        raw = self.packed(model, request, measure)
+        if len(self._encoded) >= MOST_KNOWN:
+            self._encoded.clear()
+        self._encoded[key] = raw
+        return raw
+
+    def packed(self, model: int, request: Request, measure: bool) -> bytes:
+        """Return a request that is sent once, packed. Send memory that is new on this socket. Raise as `encoded`."""
         check_request(request.inputs, request.outputs, len(request.pools))
         pools = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
-        raw = encode_request(model, request, pools, measure=measure)
-        self._last = model, known, measure, raw
-        return raw
+        return encode_request(model, request, pools, measure=measure)
 
     def _slot(self, memory: Memory) -> int:
         slot = self._slots.slot_of(memory)
@@ -114,7 +121,7 @@ class LaneSocket(HotSocket):
         while self.freed and self.lock.acquire(blocking=False):
             try:
                 freed = [self.freed.popleft() for _ in range(min(len(self.freed), MOST_NUMBERS))]
-                self._last = None  # it may name one of them
+                self._encoded.clear()  # some may name one of them
                 self.sent.difference_update(freed)
                 with suppress(PeerDied):  # the next request notices it
                     self.channel.send(["free_memory", *freed])

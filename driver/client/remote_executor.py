@@ -27,7 +27,7 @@ from driver.client.fenced import FencedExecution, output_shapes
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.socket_lane import Moved
-from driver.client.workspace import KnownRequest
+from driver.client.workspace import KnownRequests
 from driver.deadlines import passed
 from driver.options import PrepareOptions
 
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
-_MOST_RECENT = 2  # requests: those on buffers that take turns
 
 
 class Home(NamedTuple):
@@ -81,7 +80,7 @@ class RemoteExecutor:
         device.executors.add(self)
         self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
         self.preparing, self._crashed_in_preparation = threading.Lock(), False
-        self._recent: tuple[KnownRequest, ...] = ()
+        self._known = KnownRequests()
 
     @property
     def remote(self) -> RemoteExecutor:
@@ -102,7 +101,7 @@ class RemoteExecutor:
             return missed
         home = self.present_home()
         check_buffers(request.pools, home.connection)
-        known = self._recognised(request)
+        known = self._known.of(request)
         try:
             result = home.connection.lane.execute(home.number, job, known)
         except Timeout:
@@ -110,14 +109,6 @@ class RemoteExecutor:
         except EngineEnded as error:
             return error.as_result()
         return result if result.status else known.success(self.model, request, result)
-
-    def _recognised(self, request: Request) -> KnownRequest:
-        for known in self._recent:
-            if known.is_of(request):
-                return known
-        known = KnownRequest(request)
-        self._recent = (known, *self._recent[: _MOST_RECENT - 1])
-        return known
 
     def start(self, job: Job) -> Completion:
         """Launch it on the lane. When the connection ends, what is pending raises PeerDied."""
@@ -135,7 +126,7 @@ class RemoteExecutor:
             return Completion().finish(missed)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
-        known = self._recognised(request)
+        known = self._known.of(request)
 
         def finish(result: Result) -> Result:
             return result if result.status else known.success(self.model, request, result)
@@ -160,7 +151,7 @@ class RemoteExecutor:
         request = job.request
         home = self.present_home()
         check_buffers(request.pools, home.connection)
-        known = self._recognised(request)
+        known = self._known.of(request)
 
         def outputs() -> tuple[NDArray[Any], ...]:
             return known.outputs(self.model, request, output_shapes(self.model, request))
@@ -182,7 +173,7 @@ class RemoteExecutor:
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Return typed views of a request's outputs in its pools."""
-        return self._recognised(request).outputs(self.model, request, shapes)
+        return self._known.of(request).outputs(self.model, request, shapes)
 
     def open_burst(self, options: Options, parts: BurstParts = PLAIN) -> Burst:
         """Return a burst on the device."""
@@ -248,9 +239,7 @@ class RemoteExecutor:
     def requests(self) -> list[Request]:
         """Return the requests that it has executed lately, with memory that still lives."""
         known_ones = [each for pipeline in list(self.pipelines) for each in pipeline.buffers.requests()]
-        found = [encoded.request for encoded in known_ones]
-        found += [request for known in self._recent if (request := known.request())]
-        return found
+        return [*(encoded.request for encoded in known_ones), *self._known.newest()]
 
     def note_crash(self, crash: Crash, *, again: bool) -> None:
         """Count a crash of this model. Raise Quarantined when it was one too many."""

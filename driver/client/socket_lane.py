@@ -25,7 +25,6 @@ from burst.slots import SlotTable
 from driver.client.answer_thread import AnswerThread
 from driver.client.fenced import SUCCESS, Ending, ExecutionInfo, FencedExecution, duplicates
 from driver.client.lane_socket import MOST_NUMBERS, LaneSocket
-from driver.client.workspace import KnownRequest
 from driver.deadlines import seconds_left
 from driver.errors import DriverError
 from driver.protocol.lane_codec import (
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from driver.client.connection import Connection
     from driver.client.job import Job
     from driver.client.stream_feed import StreamFeed
+    from driver.client.workspace import KnownRequest
     from driver.protocol.stream_terms import StreamTerms
 
 _MANY = 64  # outcomes that are not wanted any more, of which the device is told at once
@@ -308,7 +308,7 @@ class SocketLane:
             number = next(self._numbers)
 
             def message(socket: LaneSocket) -> bytes:
-                packed = (socket.encoded(model, request, KnownRequest(request), False) for request in requests)
+                packed = (socket.packed(model, request, False) for request in requests)
                 return terms._replace(number=number, requests=tuple(packed)).pack()
 
             feed.close, feed.give_room = partial(answers.end_stream, number), partial(answers.give_room, number)

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from weakref import ref
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from driver.options import InputShapes
 
 
+MOST_KNOWN = 128
+"""Requests that a client knows, and a socket has encoded: as many as the device has plans of. One more, and all go."""
+
+_MOST_NEWEST = 4  # requests that a client takes along when it moves to another engine
 _MOST_FREE, _MOST_BYTES = 16, 2**27  # in one free list
 _OF_PYTHON = int, float, list, tuple  # numbers that have no dtype of their own
 _T = TypeVar("_T")
@@ -314,7 +319,7 @@ class KnownViews(NamedTuple):
 
 
 class KnownRequest:
-    """A request that was sent last, with its outputs' views. It does not keep the request's memory alive."""
+    """A request that was sent, with its outputs' views. It does not keep the request's memory alive."""
 
     def __init__(self, request: Request) -> None:
         self._inputs, self._outputs, pools, self._loop_timeout = request
@@ -367,6 +372,34 @@ class KnownRequest:
     def end(self) -> None:
         """Drop the views, which would keep memory mapped: the application has dropped one of its pools."""
         self._lives, self._views, self._success = False, None, None
+
+
+class KnownRequests:
+    """The requests that were sent lately. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._last: KnownRequest | None = None
+        self._all: dict[tuple[float | int | None, ...], KnownRequest] = {}
+
+    def of(self, request: Request) -> KnownRequest:
+        """Return what is known of a request."""
+        last = self._last
+        if last and last.is_of(request):
+            return last
+        inputs, outputs, pools, loop_timeout = request
+        key = id(inputs), id(outputs), loop_timeout, *map(id, pools)
+        found = self._all.pop(key, None)  # the newest is the last one
+        if found is None or not found.is_of(request):
+            if len(self._all) >= MOST_KNOWN:
+                self._all = {}
+            found = KnownRequest(request)
+        self._all[key] = self._last = found
+        return found
+
+    def newest(self) -> list[Request]:
+        """Return the few that were sent last, the newest first, of those whose memory still lives."""
+        newest = reversed(list(self._all.values()))
+        return list(islice((request for known in newest if (request := known.request())), _MOST_NEWEST))
 
 
 def _end(known: ref[KnownRequest], _: ref[Any]) -> None:
