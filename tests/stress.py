@@ -65,7 +65,7 @@ GOALS = {
     ),
     "mutants in file form, tflite": Goal(500_000, f"{_IN_FILE_FORM}[tflite]"),
     "mutants in file form, onnx": Goal(500_000, f"{_IN_FILE_FORM}[onnx]"),
-    "cycles of memory": Goal(10**6, "tests/burst/test_leaks.py::test_allocate_encode_free[stress]"),
+    "cycles of memory": Goal(10**6, "tests/burst/test_leaks.py::test_allocate_encode_free"),
     "cycles of buffers": Goal(10**6, "tests/driver/engine/test_domains.py::TestEndurance::test_a_million_cycles"),
     "mutated packets to a device": Goal(10**7, "tests/driver/service/test_hostile_client.py"),
     "seconds beside attackers": Goal(7200, "tests/hostile/test_soak.py"),
