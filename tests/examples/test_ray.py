@@ -32,6 +32,7 @@ def environment(folder):
         (folder / name).mkdir(mode=0o700)
     mine = {"HOME": str(folder / "home"), "PYTHONPATH": str(ROOT / "examples"), "BURST_TEST_CLUSTER": str(folder)}
     mine |= {"BURST_RUNTIME_DIR": str(folder / "run"), "RAY_USAGE_STATS_ENABLED": "0"}
+    mine |= {"RAY_raylet_start_wait_time_s": "300"}  # Ray gives up after 30 s, which a busy machine needs
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | mine
 
 

@@ -26,11 +26,13 @@ def gemm(call: OnnxCall) -> None:
     node, (rows, size) = call.node, call.shape(0, 2)
     x = call.value(0)
     if node.integer("transA"):
-        x, rows = call.emit("TRANSPOSE", x, np.array([1, 0], np.int32)), size
+        x, rows, size = call.emit("TRANSPOSE", x, np.array([1, 0], np.int32)), size, rows
     entry, by_unit = call.weights(1), node.integer("transB")
     if entry.array is None or entry.array.ndim != 2:
         raise ImportFailed(f"weights {entry}; expected 2 dimensions")
     array = entry.array if by_unit else entry.array.T
+    if size not in (0, array.shape[1]):
+        raise ImportFailed(f"matrices of {[rows, size]} and {[*array.T.shape]} cannot be multiplied")
     alpha, beta = node.real("alpha", 1.0), node.real("beta", 1.0)
     if alpha != 1.0:
         if call.target is not None:

@@ -305,7 +305,14 @@ def _expected_product(call: TfliteCall, shapes: Sequence[Dimensions]) -> Dimensi
     if len(left) < 2 or len(right) < 2:
         return None
     rows, units = left[-1 if call.options.AdjX() else -2], right[-2 if call.options.AdjY() else -1]
-    return (*np.broadcast_shapes(tuple(left[:-2]), tuple(right[:-2])), rows, units)
+    return (*_broadcast(tuple(left[:-2]), tuple(right[:-2])), rows, units)
+
+
+def _broadcast(*shapes: Dimensions) -> Dimensions:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ImportFailed(f"inputs of {', '.join(str([*shape]) for shape in shapes)} do not broadcast") from None
 
 
 def _expected_dense(call: TfliteCall, shapes: Sequence[Dimensions]) -> Dimensions | None:
@@ -332,8 +339,8 @@ _EXPECTED: dict[str, Callable[[TfliteCall, Sequence[Dimensions]], Dimensions | N
     "FULLY_CONNECTED": _expected_dense,
     "GATHER": _expected_gather,
     "PACK": _expected_pack,
-    "SELECT": lambda _, shapes: np.broadcast_shapes(*shapes),
-    "SELECT_V2": lambda _, shapes: np.broadcast_shapes(*shapes),
+    "SELECT": lambda _, shapes: _broadcast(*shapes),
+    "SELECT_V2": lambda _, shapes: _broadcast(*shapes),
 }
 _LEAST = {"BATCH_MATMUL": 2, "FULLY_CONNECTED": 2, "GATHER": 2}
 """Inputs that a rule looks at, where they are more than one. A damaged file has fewer, and is refused afterwards."""

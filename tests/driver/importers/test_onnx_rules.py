@@ -313,6 +313,12 @@ def node(kind, *inputs, domain="", **attributes):
     return graph([made], dict.fromkeys(inputs, shape)).SerializeToString()
 
 
+def gemm(left, right, **attributes):
+    """Of an input and a constant."""
+    made = NODE("Gemm", ["x", "w"], ["y"], **attributes)
+    return graph([made], {"x": (F, left)}, {"w": np.ones(right, np.float32)}).SerializeToString()
+
+
 def newer_format():
     model = graph([NODE("Abs", ["x"], ["y"])], {"x": (F, [2])})
     model.ir_version = 99
@@ -337,6 +343,16 @@ REFUSED = {
         lambda: made("Resize", real(1, 1, 4, 4), None, C(np.float32([1, 1, 2, 2])), mode="cubic"),
         "Resize",
         "nearest and linear",
+    ),
+    "a product of matrices that do not fit": (
+        lambda: gemm((5, 4), (5, 4)),
+        "Gemm",
+        r"matrices of \[5, 4\] and \[5, 4\] cannot be multiplied",
+    ),
+    "a turned matrix that does not fit": (
+        lambda: gemm((5, 4), (4, 3), transA=1),
+        "Gemm",
+        r"matrices of \[4, 5\] and \[4, 3\] cannot be multiplied",
     ),
     "many products": (lambda: made("MatMul", real(300, 2, 3), real(300, 3, 2)), "MatMul", "300 products"),
     "many steps": (

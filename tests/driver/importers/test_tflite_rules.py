@@ -188,6 +188,11 @@ REFUSED = {
         "SELECT_V2",
         "cannot become",
     ),
+    "a choice whose open result cannot be told": (
+        lambda: one("SELECT_V2", ((2, 3), "bool"), F, ((2,), "float32"), result=(0, 3)),
+        "SELECT_V2",
+        "do not broadcast",
+    ),
     "the remainder of floats": (lambda: one("FLOOR_MOD", F, F), "FLOOR_MOD", "no remainder of floats"),
     "batches that do not go together": (
         lambda: one("BATCH_MATMUL", ((2, 3, 4), "float32"), ((3, 4, 5), "float32"), result=(2, 3, 5)),
