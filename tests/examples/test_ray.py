@@ -1,5 +1,6 @@
 """examples/ray_data.py and ray_serve.py on the real Ray, on four nodes of this machine with a device each."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -32,8 +33,11 @@ def environment(folder):
         (folder / name).mkdir(mode=0o700)
     mine = {"HOME": str(folder / "home"), "PYTHONPATH": str(ROOT / "examples"), "BURST_TEST_CLUSTER": str(folder)}
     mine |= {"BURST_RUNTIME_DIR": str(folder / "run"), "RAY_USAGE_STATS_ENABLED": "0"}
-    mine |= {"RAY_raylet_start_wait_time_s": "300"}  # Ray gives up after 30 s, which a busy machine needs
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | mine
+
+
+class SlowStart(Exception):
+    """Ray has given up the start of a node."""
 
 
 def told(folder, *words, limit):
@@ -46,14 +50,21 @@ def told(folder, *words, limit):
         except subprocess.TimeoutExpired:
             os.killpg(program.pid, signal.SIGKILL)
             raise
+    if program.returncode and "timed out during startup" in said:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        raise SlowStart(said[-8000:])
     assert program.returncode == 0, said[-8000:]
     return json.loads(said.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What became of one cluster."""
+    """What became of one cluster. Ray gives a node 30 s to start, and says so where a busy machine takes longer."""
     ray_needed()
+    for _ in range(3):
+        with contextlib.suppress(SlowStart):
+            return told(tmp_path_factory.mktemp("ray"), ROWS, limit=400)
     return told(tmp_path_factory.mktemp("ray"), ROWS, limit=400)
 
 
