@@ -1,7 +1,7 @@
 """Files that are damaged, or made to do harm: refused, at once and in little memory."""
 
 import random
-import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import fuzz_onnx
@@ -11,24 +11,14 @@ import stress
 from fuzzer_runs import finds_nothing
 from onnx import TensorProto, helper
 from onnx_cases import CASES
+from refusals import refused
 
 import driver
 from driver.importers.onnx import graph as onnx_graph
 from driver.importers.onnx import reader as onnx
 
 PROGRAM = Path(fuzz_onnx.__file__)
-
-
-def refuse(data, reason=None, room=1 << 20):
-    """`data` is refused for `reason`, having taken not much more memory than a few times its size."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(driver.ImportFailed, match=reason):
-            onnx.read(memoryview(data))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < room + 16 * len(data)
+refuse = partial(refused, onnx.read)
 
 
 def test_mutants_find_nothing(tmp_path):

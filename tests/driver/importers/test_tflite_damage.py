@@ -2,7 +2,7 @@
 
 import random
 import struct
-import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import fuzz_tflite
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import stress
 from fuzzer_runs import finds_nothing
+from refusals import refused
 from tflite_cases import CASES
 from tflite_writer import Writer
 
@@ -17,18 +18,7 @@ import driver
 from driver.importers.tflite import reader as tflite
 
 PROGRAM = Path(fuzz_tflite.__file__)
-
-
-def refuse(data, reason=None, room=1 << 20):
-    """`data` is refused for `reason`, having taken not much more memory than a few times its size."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(driver.ImportFailed, match=reason):
-            tflite.read(memoryview(data))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < room + 16 * len(data)
+refuse = partial(refused, tflite.read)
 
 
 @pytest.mark.integration
