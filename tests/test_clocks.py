@@ -14,6 +14,7 @@ pytestmark = pytest.mark.sources
 TESTS = Path(__file__).parent
 ALLOWED = {
     "waiting.py:until": "the one limit: what has not come by then never comes",
+    "hung_tests.py:HungTests._watch": "the limit of a whole test, as faulthandler has it",
     "stress.py:go_on": "ends `make stress-long` after as many minutes as its caller wants",
     "burst/fuzz_parsers.py:Run._look": "ends a campaign after its time; finding nothing is no matter of it",
     "driver/importers/fuzz_onnx.py:main": "what takes the fuzzer's own processor time without end is what it looks for",
