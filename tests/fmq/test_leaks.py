@@ -1,5 +1,6 @@
 """What is closed is gone: descriptors, mappings, threads, roles."""
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import stress
-from fmq_peers import hold, process
+from fmq_peers import hold, in_a_fork, process
 
 import fmq
 
@@ -21,9 +22,20 @@ def held():
     return len(os.listdir("/proc/self/fd")), mappings, len(os.listdir("/proc/self/task"))
 
 
+def alone(test):
+    """Runs it in a fork, where no other thread of this process opens or closes anything meanwhile."""
+
+    @functools.wraps(test)
+    def run(**fixtures):
+        in_a_fork(lambda: test(**fixtures))
+
+    return run
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("how", ["anonymous", "posix", "named", "by descriptor", "failing"])
 @pytest.mark.parametrize("count", [300, pytest.param(stress.times(10_000), marks=pytest.mark.stress)])
+@alone
 def test_queues_leave_nothing(how, name, count):
     """Create, use and close; also with errors on the way."""
 
@@ -50,6 +62,7 @@ def test_queues_leave_nothing(how, name, count):
     assert held() == before
 
 
+@alone
 def test_forgotten_ends_leave_nothing():
     """Without a single close: garbage collection gives everything back."""
 
@@ -66,6 +79,7 @@ def test_forgotten_ends_leave_nothing():
     assert held() == before
 
 
+@alone
 def test_an_idle_end_costs_one_descriptor_and_one_mapping():
     """The queue's own descriptor can be given back while its end works on."""
     fmq.MessageQueue.create("u1", 8).writer().close()
