@@ -4,29 +4,14 @@
 a test has forked keeps the worker's pipe open, and xdist waits for the end of that pipe.
 """
 
-import os
-import signal
+import contextlib
 import sys
 import threading
 import time
-from pathlib import Path
+
+import psutil
 
 GRACE = 1.05  # the limit's share after which a test is ended: faulthandler writes at the limit itself
-
-
-def tree(pid):
-    """`pid` and all processes below it, as pids."""
-    children = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has ended meanwhile
-        children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [pid]
-    for process in found:
-        found += children.get(process, ())
-    return found
 
 
 def watch(config):
@@ -65,5 +50,7 @@ class HungTests:
         print(f"\n{nodeid} took longer than {self._limit:.0f} s; its worker is killed", file=sys.stderr)
         for node, scopes in self._config.pluginmanager.getplugin("dsession").sched.assigned_work.items():
             if any(tests.get(nodeid) is False for tests in scopes.values()):
-                for pid in tree(node.gateway._io.popen.pid):
-                    os.kill(pid, signal.SIGKILL)
+                worker = psutil.Process(node.gateway._io.popen.pid)
+                for process in [worker, *worker.children(recursive=True)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()

@@ -361,24 +361,6 @@ def test_what_is_brief_uses_all_slots_beside_an_idle_account():
 # ---- a slot for higher priorities ------------------------------------------------------------------------------------
 
 
-def urgent_waits(device, flow):
-    """ns that each execution of a flow has waited for its slot, in the order in which they began."""
-    waits, asked, ask, start = [], {}, device.ask, device.start
-
-    def note_ask(thread):
-        asked[thread] = device.now
-        ask(thread)
-
-    def note_start(thread):
-        if thread.flow is device.flows[flow] and not thread.begun:
-            waits.append(device.now - asked[thread])
-        start(thread)
-
-    device.ask, device.start = note_ask, note_start
-    device.events = [(when, n, note_ask, about) for when, n, _, about in device.events]
-    return waits
-
-
 @pytest.mark.parametrize("usual", [None, US], ids=["known to be long", "taken for brief"])
 @pytest.mark.parametrize("slots", [2, 3])
 def test_a_high_request_finds_a_slot_behind_low_ones(slots, usual):
@@ -388,7 +370,7 @@ def test_a_high_request_finds_a_slot_behind_low_ones(slots, usual):
     low = Client(0, LOW, [[Job(0, 300 * MS, 300 * MS, usual=usual)] * 100] * 8)
     high = Client(0, HIGH, [[Job(700 * MS, MS, MS)] * 20])
     device = Device(World(slots, [100], [low, high]))
-    waits = urgent_waits(device, 1)
+    waits = waits_of(1, device)
     device.run(until=10_000 * MS)
     assert len(waits) > 10
     assert set(waits[1:]) == {0}
