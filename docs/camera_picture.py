@@ -2,7 +2,7 @@
 
     python docs/camera_picture.py     needs the extra `demo`; half a minute
 
-Every frame goes through the burst, as in `burst demo camera`; Pillow, which matplotlib brings, writes the picture.
+Every frame goes through the burst, as in `burst demo camera`; Pillow writes the picture.
 """
 
 from collections.abc import Iterable, Iterator

@@ -163,6 +163,13 @@ def test_only_the_command_knows_the_demos():
             assert not imports(path) & {"av", "matplotlib"}, name(path)
 
 
+def test_the_live_page_needs_no_matplotlib():
+    """The extra `web` does without it: a newcomer waits for what is installed."""
+    shown = "import driver.cli.live_model, driver.demos.web.audio, driver.demos.web.camera, driver.demos.web.server"
+    code = f"import sys; sys.modules['matplotlib'] = None; {shown}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_command_imports_the_demos_only_when_they_run():
     """No file of the command imports them at its top level, but the one that shows a model on the live page: neither
     the page nor the drawing slows it down.

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from rich.table import Column, Table
 
 from driver.demos.audio import WARM_UP
-from driver.demos.audio_sources import SECONDS
+from driver.demos.audio_sources import SECONDS, samples
 from driver.demos.keypad import BLOCK, COLUMNS, KEYS, RATE, ROWS, SECTION, Ear, level_at
 from driver.demos.latencies import NAMES, Latencies, PathTimes, percentiles, summary_table
 from driver.demos.listener import Goertzel
@@ -26,14 +26,9 @@ if TYPE_CHECKING:
     from driver.demos.audio import BlockResult
     from driver.demos.keypad import Event, Press
 
+plt.switch_backend("Agg")  # there may be no display
+
 KINDS = {"right": ("#009E73", "o"), "wrong": ("#D55E00", "X"), "missed": ("#0072B2", "v")}  # for the colour-blind, too
-
-
-def verdict(event: Event) -> str:
-    """Return the verdict: right, wrong or missed."""
-    if event.press is None:
-        return "wrong"
-    return "right" if event.key else "missed"
 
 
 def level_of(event: Event) -> int:
@@ -47,7 +42,7 @@ def line(event: Event, *, is_checked: bool) -> str:
     if not is_checked:
         return f"{when}   {event.key}"
     pressed = f"pressed {event.press.key}" if event.press else "not pressed"
-    return f"{when}   {event.key or '-'}   {pressed:11}   {verdict(event):6}   {level_of(event):+} dB"
+    return f"{when}   {event.key or '-'}   {pressed:11}   {event.verdict:6}   {level_of(event):+} dB"
 
 
 class AudioReport:
@@ -112,7 +107,7 @@ class AudioReport:
 
 def counts(events: Sequence[Event]) -> dict[str, int]:
     """Return how many keys were heard rightly, heard wrongly, and missed."""
-    found = [verdict(event) for event in events]
+    found = [event.verdict for event in events]
     return {kind: found.count(kind) for kind in KINDS}
 
 
@@ -145,7 +140,7 @@ def ear_table(ears: dict[str, Sequence[Event]]) -> Table:
     table = Table(*columns, title="Keys by the loudness of the tones against voice and hiss", title_justify="left")
     levels = sorted({level_of(event) for events in ears.values() for event in events}, reverse=True)
     for level in [*levels, None]:
-        counts = [[verdict(event) for event in events if level in {None, level_of(event)}] for events in ears.values()]
+        counts = [[event.verdict for event in events if level in {None, level_of(event)}] for events in ears.values()]
         pressed = max(len(found) - found.count("wrong") for found in counts)
         cells = [str(found.count(kind)) for found in counts for kind in ("right", "wrong")]
         table.add_row("all" if level is None else f"{level:+} dB", str(pressed), *cells)
@@ -171,11 +166,6 @@ def write_sound(path: Path, sound: np.ndarray) -> None:
         file.writeframes(samples(sound))
 
 
-def samples(sound: np.ndarray) -> bytes:
-    """Return the samples in the form of a WAV file: 16 bits each."""
-    return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
-
-
 def draw(
     path: Path, sound: np.ndarray, answers: np.ndarray, events: Sequence[Event], presses: Sequence[Press] | None
 ) -> None:
@@ -198,7 +188,7 @@ def draw(
     if presses is not None:
         _draw_truth(waveform, tones, presses, length)
         for kind, look in KINDS.items():
-            _draw_events(thoughts, kind, *look, [event for event in events if verdict(event) == kind])
+            _draw_events(thoughts, kind, *look, [event for event in events if event.verdict == kind])
     else:
         _draw_events(thoughts, "heard", "black", "o", events=events)
     figure.savefig(path, dpi=100)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 SECONDS = BLOCK / RATE  # of a block
 
 
+def samples(sound: np.ndarray) -> bytes:
+    """Return the samples in the form of a WAV file: 16 bits each."""
+    return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
+
+
 class SoundSource(Protocol):
     """Something that fills blocks of float32 samples between -1 and 1."""
 

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from driver.demos.boxes import Agreement
 from driver.demos.camera import WARM_UP
 from driver.demos.drawing import COLOURS, Film, annotate
-from driver.demos.latencies import PathTimes, draw_latencies, latency_table, summary_table
+from driver.demos.latencies import PathTimes, latency_table, summary_table
+from driver.demos.latency_picture import draw_latencies
 from driver.demos.recordings import private
 
 if TYPE_CHECKING:

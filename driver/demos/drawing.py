@@ -1,14 +1,15 @@
-"""Boxes and words drawn on frames, with numpy alone; the film made of them and the picture of one of them."""
+"""Boxes and words drawn on frames; the film made of them and the picture of one of them."""
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
 import av
 import numpy as np
-from matplotlib.font_manager import findfont, get_font
+from PIL import Image, ImageDraw, ImageFont
 
 from driver.demos.recordings import private
 from driver.demos.scene import NAMES
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#CC79A7", "#D55E00")
 COLOURS = {name: np.frombuffer(bytes.fromhex(c[1:]), np.uint8) for name, c in zip(NAMES, PALETTE, strict=True)}
+FONT = ImageFont.load_default(14)  # pillow's own, the same on every machine
+LINE = math.ceil(FONT.getbbox("|gj")[3])  # the height of one
 DARK, WHITE = np.full(3, 24, np.uint8), np.full(3, 255, np.uint8)
 
 
 @lru_cache(512)
-def letters(text: str, size: int = 13) -> np.ndarray:
+def letters(text: str) -> np.ndarray:
     """Return how much ink is on each pixel of a line of text, uint8 [rows, columns]."""
-    font = get_font(findfont("DejaVu Sans Mono"))
-    font.set_size(size, 72)
-    font.set_text(text)
-    font.draw_glyphs_to_bitmap()
-    return np.array(font.get_image())
+    image = Image.new("L", (math.ceil(FONT.getlength(text)), LINE))
+    ImageDraw.Draw(image).text((0, 0), text, 255, FONT)
+    return np.asarray(image)
 
 
 def write(frame: np.ndarray, text: str, at: tuple[float, float], ink: np.ndarray, paper: np.ndarray) -> None:

@@ -121,6 +121,13 @@ class Event(NamedTuple):
     key: str | None
     press: Press | None
 
+    @property
+    def verdict(self) -> str:
+        """Right, wrong or missed."""
+        if self.press is None:
+            return "wrong"
+        return "right" if self.key else "missed"
+
 
 class Ear:
     """Makes keys of what a classifier says about block after block, and compares them with the keys that were pressed.

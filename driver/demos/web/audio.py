@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.demos.audio import connected
-from driver.demos.audio_report import samples, verdict
-from driver.demos.audio_sources import Pace, open_source
+from driver.demos.audio_sources import Pace, open_source, samples
 from driver.demos.keypad import BLOCK, KEYS, LEVELS, RATE, SECTION, Ear, Press, keystrokes, mixed, room
 from driver.demos.recordings import new_folder, private
 from driver.demos.web.board import Update
@@ -160,7 +159,7 @@ class Hearing:
     def _told(self, event: Event) -> dict[str, Any]:
         """Return a key that was heard or missed. Of a recording it is unknown what was pressed."""
         pressed, is_checked = event.press.key if event.press else None, self._source.presses is not None
-        return {"key": event.key, "pressed": pressed, "verdict": verdict(event) if is_checked else None}
+        return {"key": event.key, "pressed": pressed, "verdict": event.verdict if is_checked else None}
 
 
 def spectrum(sound: np.ndarray) -> bytes:

@@ -14,11 +14,11 @@ from driver.demos.latencies import (
     Latencies,
     ProcessCost,
     TimedCall,
-    draw_latencies,
     latency_table,
     percentiles,
     summary_table,
 )
+from driver.demos.latency_picture import draw_latencies
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
 
