@@ -30,6 +30,9 @@ class InFlight:
     `submitting` is held by the thread that submits or runs, `receiving` by the thread that waits for results, and
     `lock`, briefly, by a thread that changes what both of them use. No thread waits for room while it holds
     `submitting`, and none calls back while it holds one of the others.
+
+    Threads that wait while another one receives are in `waiting`. Whoever stops receiving, or completes a request,
+    wakes those whose wait is over, and one more, which receives from now on.
     """
 
     def __init__(self, buffers: RequestBuffers) -> None:
@@ -43,6 +46,7 @@ class InFlight:
 
     def new_locks(self) -> None:
         self.submitting, self.receiving, self.lock = threading.RLock(), threading.Lock(), threading.RLock()
+        self.waiting: dict[threading.Lock, Callable[[], bool]] = {}  #: released to be woken, and what each waits for
 
     @property
     def is_idle(self) -> bool:
@@ -75,7 +79,34 @@ class InFlight:
             finally:
                 if is_mine:
                     self.receiving.release()
+                    self.tell_waiting()
         return is_mine
+
+    def await_turn(self, until: Callable[[], bool], wait: float | None) -> bool:
+        """Sleep until that holds, or until no thread receives; False if neither came within `wait` seconds.
+
+        The caller calls `tell_waiting` afterwards, unless it receives: it may be the one that was to do so.
+        """
+        turn = threading.Lock()
+        turn.acquire()
+        self.waiting[turn] = until
+        try:
+            if until() or not self.receiving.locked():  # told before we were among those that are woken
+                return True
+            return turn.acquire(True, -1 if wait is None else min(wait, threading.TIMEOUT_MAX))
+        finally:
+            self.waiting.pop(turn, None)
+
+    def tell_waiting(self) -> None:
+        """Wake the threads whose wait is over, and one more if none receives. The caller holds no lock."""
+        if not self.waiting:
+            return
+        is_free = not self.receiving.locked()
+        for turn, until in self.waiting.copy().items():
+            if (is_over := until()) or is_free:
+                is_free = is_free and is_over
+                if self.waiting.pop(turn, None):
+                    turn.release()
 
     def when_idle(self, work: Callable[[], None]) -> None:
         """Run `work` holding `receiving` and `lock`, unless requests are in flight or another thread receives."""

@@ -206,7 +206,8 @@ class Pipeline(BurstRequests):
         while not until():
             left = None if end is None else max(0.0, end - time.monotonic())
             try:
-                if not self.in_flight.as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
+                take = partial(self._take_for, until, left)
+                if not (self.in_flight.as_receiver(0, take) or self.in_flight.await_turn(until, left)):
                     raise timed_out(timeout)
             finally:
                 self.call_back()
@@ -294,6 +295,7 @@ class Pipeline(BurstRequests):
         while finished:
             with suppress(IndexError):  # another thread took the last one
                 finished.popleft().call_back()
+        self.in_flight.tell_waiting()
         if self.loops:
             self.loops.tell()
             self.loops.rearm()
@@ -319,6 +321,7 @@ class Pipeline(BurstRequests):
             if isinstance(error, CancelledError):
                 self.session.note_drop()
         future.call_back()
+        self.in_flight.tell_waiting()
         return True
 
     def attend(self, loop: asyncio.AbstractEventLoop) -> None:

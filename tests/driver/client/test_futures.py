@@ -1,6 +1,7 @@
 """Futures: waiting, giving up, being called back, and Ctrl-C."""
 
 import concurrent.futures
+import contextlib
 import os
 import random
 import signal
@@ -28,6 +29,78 @@ class TestFuture:
             release()
             thread.join()
             assert number_of(second.result()) == 2
+
+    def test_a_result_that_another_thread_takes(self, slow, kit):
+        """The thread that waits for it has it at once, although the one that took it waits on, for a longer request."""
+        with slow.burst(depth=2) as burst:
+            (first, let_first_go), (second, let_second_go) = held(burst, 1), held(burst, 2)
+            receives = self.thread_that_receives(second.result, burst, kit)
+            waits = self.thread_that_waits(first.result, burst, kit)
+            let_first_go()
+            waits.join(kit.patience)
+            assert not waits.is_alive()
+            assert not second.is_done
+            let_second_go()
+            receives.join()
+
+    def test_room_that_another_thread_makes(self, slow, kit):
+        """The thread that waits for room submits at once, although the one that made it waits on."""
+        with slow.burst(depth=2) as burst:
+            (_, let_first_go), (second, let_second_go) = held(burst, 1), held(burst, 2)
+            receives = self.thread_that_receives(second.result, burst, kit)
+            waits = self.thread_that_waits(lambda: burst.submit(frame(0, 3)), burst, kit)
+            let_first_go()
+            waits.join(kit.patience)
+            assert not waits.is_alive()
+            assert not second.is_done
+            let_second_go()
+            receives.join()
+
+    def test_cancel_while_another_thread_receives(self, slow, kit):
+        """A thread that waits for a request which is cancelled is told at once."""
+        with slow.burst(depth=2) as burst:
+            (first, release), second = held(burst, 1), burst.submit(frame(0, 2))
+            receives = self.thread_that_receives(first.result, burst, kit)
+            waits = self.thread_that_waits(second.exception, burst, kit)
+            assert second.cancel()
+            waits.join(kit.patience)
+            assert not waits.is_alive()
+            assert not first.is_done
+            release()
+            receives.join()
+
+    def test_threads_that_give_up_again_and_again(self, fast, kit):
+        """Whichever of them was to receive next, another one does: each gets all of its results."""
+
+        def work():
+            for n in range(100):
+                future = burst.submit(frame(0, n))
+                while not future.is_done:
+                    with contextlib.suppress(Timeout):
+                        future.result(random.choice((0, 1e-5, 1e-3, None)))
+                assert number_of(future.result()) == n
+
+        with fast.burst(depth=4) as burst, concurrent.futures.ThreadPoolExecutor(4) as threads:
+            for ended in [threads.submit(work) for _ in range(4)]:
+                ended.result(kit.patience)
+
+    @staticmethod
+    def thread_that_receives(work, burst, kit):
+        thread = threading.Thread(target=work)
+        thread.start()
+        kit.until(in_flight_of(burst).receiving.locked)
+        return thread
+
+    @staticmethod
+    def thread_that_waits(work, burst, kit):
+        def quietly():
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                work()
+
+        thread = threading.Thread(target=quietly)
+        thread.start()
+        kit.until(lambda: in_flight_of(burst).waiting)
+        return thread
 
     @pytest.mark.parametrize("which", range(4))
     def test_cancel(self, slow, which):
