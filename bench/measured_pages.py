@@ -51,7 +51,7 @@ def with_results(readme: str, results: Mapping[str, Result]) -> str:
 def _text(result: Result) -> str:
     """All that is kept of a result."""
     where = f"{in_words(result['conditions'])}, commit {result['commit']}; {result['rounds']} rounds"
-    tables = [markdown(table["rows"], table["head"]) for table in result["tables"]]
+    tables = [markdown(table["rows"], table["head"]) for table in result["tables"] if table["rows"]]
     budgets = "\n".join(map(_judged, result["budgets"]))
     return "\n\n".join(filter(None, [f"`bench/{result['command']}`", where, *tables, budgets]))
 
