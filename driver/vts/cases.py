@@ -34,7 +34,8 @@ class Case:
     """One model with its inputs and expected outputs.
 
     feeds: an array for each input, in its operand's dtype and shape; None omits it.
-    expected: the values of each output, flat and in its operand's dtype; None where they are not compared.
+    expected: the values of each output, flat and in its operand's dtype (a function of `--cases` may give them in any
+        shape, or as lists); None where they are not compared.
     must_fail: preparing or executing it must fail.
     frequency: when above 0, outputs are random draws, and this is the tolerance of the frequency of a class.
     """
@@ -134,7 +135,19 @@ def cases_of(place: str) -> Iterator[Case]:
         raise BadCase(f"{place}: {type(error).__name__}: {error}") from error
     if wrong := [each for each in found if not isinstance(each, Case)]:
         raise BadCase(f"{place} yields {wrong[0]!r:.80}, which is no driver.vts.Case")
-    yield from found
+    for case in found:
+        try:
+            yield replace(case, expected=tuple(_flattened(case)))
+        except (ValueError, TypeError) as error:
+            raise BadCase(f"{place}: the expected outputs of {case.name!r}: {error}") from error
+
+
+def _flattened(case: Case) -> Iterator[NDArray[Any] | None]:
+    """Yield the expected values in the form that `Case` has, from arrays and lists of any shape."""
+    for index, values in _paired("outputs", case.model.main.outputs, case.expected):
+        kind = case.model.main.operands[index].type
+        dtype = kind.dtype if isinstance(kind, OperandType) else None
+        yield None if values is None else np.asarray(values, dtype).reshape(-1)
 
 
 def _parsed(line: str, where: str) -> Case:

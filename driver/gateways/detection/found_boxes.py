@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cv2
 import numpy as np
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ def corners_of_centres(centres: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _apart(corners: NDArray[np.float32], classes: NDArray[Any] | None) -> NDArray[np.intp]:
     """Return the boxes that overlap no surer one. `boxes` has the surest first."""
+    import cv2  # not needed to say which gateways there are
+
     sizes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
     ranks = [float(rank) for rank in range(len(sizes), 0, -1)]  # OpenCV leaves out scores of 0
     if classes is None:

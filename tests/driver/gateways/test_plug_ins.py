@@ -141,6 +141,18 @@ def test_the_doctor_names_them(distribution, monkeypatch):
     assert found["cameras"]
 
 
+def test_ours_are_known_where_nothing_is_installed_for_them():
+    """A newcomer who asked for none of them gets no warning by the doctor: each says what it lacks when it is asked."""
+    lacking = ["aiohttp", "cv2", "gi", "grpc", "tokenizers", "wyoming"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({lacking}))\n"
+        "import driver.gateway\n"
+        "print([each.fault for each in driver.gateway.installed_gateways() if each.fault])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_ours_are_named_after_their_extras():
     """So that each error for a missing library names the extra that installs it."""
     ours = [each for each in driver.gateway.installed_gateways() if each.distribution.startswith("burst-engine ")]

@@ -65,6 +65,28 @@ def test_json_adds_up(vts, write):
     assert (result.exit_code, result.stderr) == (1, "")
 
 
+OWN_CASES = """
+import numpy as np
+import driver
+from driver.vts import Case
+
+m = driver.ModelBuilder()
+x = m.input("float32", (2, 2))
+m.output(m.operation("ADD", x, x, 0))
+model, feeds = m.build(), (np.arange(1, 5, dtype=np.float32).reshape(2, 2),)
+
+def right():
+    yield Case("own_array", model, feeds, (2 * feeds[0],))
+    yield Case("own_list", model, feeds, [[[2, 4], [6, 8]]])
+
+def wrong():
+    yield Case("own_wrong", model, feeds, [np.array([[2, 4], [6, 9]], np.float32)])
+
+def too_many():
+    yield Case("own_too_many", model, feeds, [[2, 4, 6, 8], [1]])
+"""
+
+
 def test_operations_of_ones_own_are_tested_by_cases_of_ones_own(vts):
     """A function yields them, of operations of an extension: they are executed on all paths, in a burst, too."""
     place = "burst_test_devices.extended"
@@ -73,6 +95,21 @@ def test_operations_of_ones_own_are_tested_by_cases_of_ones_own(vts):
     assert outcomes.keys() >= {f"operations/fixed_there{way}" for way in ("", "_and_back", "/burst", "/async")}
     assert {outcome for outcome, _ in outcomes.values()} == {"passed"}, outcomes
     assert result.exit_code == 0
+
+
+def test_expected_outputs_of_any_shape(vts, tmp_path, monkeypatch):
+    """A function gives them as an array of the output's shape, or as lists; a wrong value is told, and so is a list too
+    many.
+    """
+    (tmp_path / "own_cases.py").write_text(OWN_CASES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found, _ = run_json(vts, "reference", "--cases", "own_cases:right", "--filter", "operations/own_*", "--smoke")
+    assert {test["outcome"] for test in found["tests"]} == {"passed"}
+    found, _ = run_json(vts, "reference", "--cases", "own_cases:wrong", "--filter", "operations/own_wrong")
+    assert found["tests"][0]["message"] == "output 0 (TENSOR_FLOAT32): 1 of 4 values are wrong; value 3 is 8 and should be 9"
+    result = vts("reference", "--cases", "own_cases:too_many", "--list")
+    assert result.exit_code == 2
+    assert "the expected outputs of 'own_too_many': 2 lists of values for 1 outputs" in result.stderr
 
 
 @pytest.mark.parametrize(
