@@ -9,6 +9,7 @@ from burst import PeerDied
 from burst.errors import (
     Busy,
     DeviceUnavailable,
+    GeneralFailure,
     InvalidArgument,
     Malformed,
     OutputInsufficientSize,
@@ -67,6 +68,7 @@ _OF_ERRORS: tuple[tuple[type[Exception], RefusalCode], ...] = (
     (PeerDied, RefusalCode.UNAVAILABLE),
     (OutputInsufficientSize, RefusalCode.INVALID_ARGUMENT),
     (InvalidArgument, RefusalCode.INVALID_ARGUMENT),
+    (GeneralFailure, RefusalCode.INTERNAL),  # in the words of the model's runtime
     (Malformed, RefusalCode.INVALID_ARGUMENT),
     (ImportFailed, RefusalCode.INVALID_ARGUMENT),
     (InvalidModel, RefusalCode.INVALID_ARGUMENT),

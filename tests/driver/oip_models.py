@@ -34,6 +34,13 @@ def write_sum(path, shape=("rows", 4), operator="Add"):
     write_model(path, [helper.make_node(operator, ["x", "y"], ["sum"])], ports, output)
 
 
+def write_join(path):
+    """joined = x beside y, which need as many rows; the sizes of neither say so."""
+    inputs = {name: (TensorProto.FLOAT, (f"rows_{name}", f"columns_{name}")) for name in ("x", "y")}
+    outputs = {"joined": (TensorProto.FLOAT, ("rows", "columns"))}
+    write_model(path, [helper.make_node("Concat", ["x", "y"], ["joined"], axis=1)], inputs, outputs)
+
+
 def write_copies(path):
     """An output for each input, one of each type."""
     nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in TYPES]

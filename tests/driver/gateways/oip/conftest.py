@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from oip_models import Client, write_copies, write_counter, write_negation, write_ranges, write_sum
+from oip_models import Client, write_copies, write_counter, write_join, write_negation, write_ranges, write_sum
 from packed_nets import write_net
 
 from driver.gateways.oip.process import InferenceServer, OipOptions
@@ -21,6 +21,7 @@ def server():
         folder = Path(place) / "models"
         write_sum(folder / "sum.onnx")
         write_copies(folder / "copies.onnx")
+        write_join(folder / "join.onnx")
         write_ranges(folder / "ranges.onnx")
         write_negation(folder / "flat.onnx", ("n",))
         write_net("beside numbers", folder, "texts.onnx")

@@ -75,6 +75,15 @@ class TestMessages:
             assert (its.input_type.name, its.output_type.name) == (method.request, method.response)
 
 
+def test_what_the_runtime_refuses_is_told_in_its_words(client, caplog):
+    """Sizes that only the runtime knows not to fit; the log of the server has no traceback of it."""
+    x, y = (client.input(name, np.ones((n, 2), np.float32)) for name, n in (("x", 2), ("y", 3)))
+    with pytest.raises(InferenceServerException, match="Non concat axis dimensions must match") as refused:
+        client.infer("join", [x, y])
+    assert refused.value.status() in {"StatusCode.INTERNAL", "500"}
+    assert "Traceback" not in caplog.text
+
+
 def test_a_scalar_has_no_sizes(client):
     """Its metadata say so; a client may give it one size of 1 all the same, in the message or in shared memory."""
     (port,) = as_json(client.get_model_metadata("ranges"))["inputs"]
