@@ -177,7 +177,8 @@ int fmq_event_wait(void *flag, uint32_t mask, fmq_end *const *peers, unsigned n,
 /* bridge: a thread of this process sleeps on a queue or a life word for the caller, and signals
  * once. Returns a token; a token that is no longer valid does nothing. */
 /* Empties the (non-blocking) eventfd, and writes to it as soon as a transfer of n would not wait;
- * -EALREADY: it did at once. Arms the bell of token `again`, or replaces it. */
+ * -EALREADY: it did at once. Arms the bell of token `again`, or replaces it. Call fmq_unhang before
+ * fmq_free. */
 int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again);
 /* Shuts the socket down when the process that holds `word` dies. */
 int64_t fmq_watch(void *word, int socket);

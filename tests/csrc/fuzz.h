@@ -39,6 +39,7 @@ static struct {
     bool lost[ROLES]; /* -EPROTO was returned */
     uint64_t reserved[ROLES];
     int64_t tokens[TOKENS];
+    int hang_on[TOKENS]; /* the role of each */
 } world;
 
 static uint64_t steps, fake_now;
@@ -183,6 +184,8 @@ static const int any_errors[] = {-EINVAL, -EROFS, 0}, bridge_errors[] = {-EROFS,
 static bool open_end(int role) {
     world.lost[role] = false;
     world.reserved[role] = 0;
+    for (int i = 0; i < TOKENS; i++) /* the bridge would look at an end that is gone */
+        if (world.hang_on[i] == role) fmq_unhang(world.tokens[i]), world.tokens[i] = -1;
     if (world.ends[role]) fmq_free(world.ends[role]);
     world.ends[role] = NULL;
     int r = fmq_open(world.control, world.ring, &world.shape, role, &world.ends[role]);
@@ -262,12 +265,13 @@ static void event(void) {
 static void bridge(int role) {
     static int nowhere = -1;
     if (nowhere < 0) nowhere = open("/dev/null", O_WRONLY);
-    int64_t *token = &world.tokens[take() % TOKENS];
+    int which = take() % TOKENS;
+    int64_t *token = &world.tokens[which];
     int64_t again = take() % 2 ? *token : -1;
     if (again < 0) fmq_unhang(*token);
     int64_t r = fmq_bridge(world.ends[role], take(), nowhere, again);
     expect(r, INT64_MAX, -1, bridge_errors);
-    if (again < 0 || r >= 0 || r == -EALREADY) *token = r; /* else the old bell still hangs */
+    if (again < 0 || r >= 0 || r == -EALREADY) *token = r, world.hang_on[which] = role; /* else the old bell still hangs */
     for (int i = take() % 4; i; i--) turn_of_the_bridge();
 }
 

@@ -234,7 +234,20 @@ class Binding:
         # What the two classes wrap: they take microseconds to look into devices and options.
         self._session, self._binding = session._sess, binding._iobinding
         here = library().OrtDevice.make("cpu", 0)._get_c_device()
-        for places, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
+        try:
+            self._bind((inputs, binding.bind_input), (outputs, binding.bind_output), here, is_copied=is_copied)
+        except Exception as error:  # as in `run`: a file may say sizes that no tensor has
+            raise LibraryFailed(f"ONNX Runtime cannot bind the request: {in_words(error)}") from error
+
+    def _bind(
+        self,
+        sources: tuple[Sequence[Place | str], Callable[..., object]],
+        targets: tuple[Sequence[Place | str], Callable[..., object]],
+        here: Any,
+        *,
+        is_copied: bool,
+    ) -> None:
+        for places, bind in (sources, targets):
             for place in places:
                 if isinstance(place, str):
                     # A run would put its results into those of the last one.
@@ -247,7 +260,7 @@ class Binding:
                         self._before.append(memory.buffer.settle)
                     where = ("cuda", memory.ordinal) if isinstance(memory, GpuPlace) else ("cpu", 0)
                     bound = partial(bind, name, *where, TYPES[type_], shape, address_of(memory))
-                    if is_copied and places is inputs and not is_there:
+                    if is_copied and places is sources[0] and not is_there:
                         self._before.append(bound)
                     else:
                         bound()
