@@ -47,7 +47,7 @@ class Stage:
     def __init__(self, say: Callable[..., None]) -> None:
         self.news = threading.Event()  # something has changed
         self.deaths = 0
-        self._say, self._engine = say, 0
+        self._say, self._engine, self._restarts = say, 0, False
         self._begin, self._times = time.monotonic(), deque[float](maxlen=1000)
         self._cost = ProcessCost()
 
@@ -57,8 +57,11 @@ class Stage:
 
     def placed(self, prepared: driver.RemotePreparedModel) -> None:
         """Return where the network runs now."""
-        device = prepared.device
+        device, before = prepared.device, self._engine
         self._engine = device.engine_pid
+        if self._restarts:
+            self._restarts = False
+            self._say(notice=f"Engine process {before} died; the device was started again, and so was the stream.")
         self._say(
             status="running",
             place={
@@ -85,6 +88,12 @@ class Stage:
         """Note that the device died."""
         self.deaths += 1
         self._say(deaths=self.deaths, notice=words)
+
+    def restarts(self, error: Exception) -> None:
+        """Note that the device died in a way that ended the stream."""
+        self._restarts = True
+        self.died(f"The device died and restarts: {error}")
+        self._say(status="restarting the device")
 
     def records(self, path: Path | None) -> None:
         """Into that file, from now on."""
@@ -159,8 +168,7 @@ class ShowThread(threading.Thread):
     def _failed(self, error: Exception) -> None:
         """Start a device that died again; try everything else again after a while, or after a change."""
         if isinstance(error, burst.PeerDied) and not isinstance(error, burst.Quarantined):
-            self._stage.died(f"The device died and restarts: {error}")
-            self._say(status="restarting the device")
+            self._stage.restarts(error)
         else:
             self._say(status="failed", notice=str(error))
             self._stage.news.wait(AGAIN)

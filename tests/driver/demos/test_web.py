@@ -12,6 +12,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import av
@@ -19,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from waiting import PATIENCE
 
+from burst import PeerDied
 from driver.cli.command import burst
 from driver.demos.keypad import BLOCK
 from driver.demos.web.audio import AudioShow
@@ -26,8 +28,25 @@ from driver.demos.web.board import AHEAD, HISTORY, Board, Update, Viewer
 from driver.demos.web.camera import CameraShow
 from driver.demos.web.server import MOST_VIEWERS, Server, leading_to
 from driver.demos.web.settings import Setting, Values, common
+from driver.demos.web.stream import Stage
 
 pytestmark = pytest.mark.integration
+
+
+def test_a_restart_is_over_when_the_stream_runs_again():
+    """The words of the death do not stay beside a stream that runs."""
+    said = []
+    stage = Stage(lambda **words: said.append(words))
+    device = SimpleNamespace(name="reference", version="1", type="CPU", engine_pid=7)
+    prepared = SimpleNamespace(device=device, model=SimpleNamespace(main=SimpleNamespace(operations=[])))
+    stage.placed(prepared)
+    stage.restarts(PeerDied("the device's process is gone"))
+    device.engine_pid = 8
+    stage.placed(prepared)
+    notices = [words["notice"] for words in said if "notice" in words]
+    assert notices[0] == "The device died and restarts: the device's process is gone"
+    assert notices[1:] == ["Engine process 7 died; the device was started again, and so was the stream."]
+    assert said[-1]["status"] == "running"
 
 
 class Tap:
