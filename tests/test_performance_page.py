@@ -71,7 +71,7 @@ def test_every_result_has_a_place():
         "joined.py",  # docs/howto/joined.md says when it pays
         "serving.py rows",  # so it does
         "serving.py images",  # the other kind of file: the whole list
-        "pipelines.py",  # the page on preferences has the summary
+        "pipelines.py",  # docs/is-it-for-me.md has the summary
         "pipelines.py web",  # so it has
         "embeddings.py",  # gateways are for those who look for them: the whole list
         "unchanged.py",  # and the start of a program

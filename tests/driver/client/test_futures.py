@@ -30,25 +30,14 @@ class TestFuture:
             thread.join()
             assert number_of(second.result()) == 2
 
-    def test_a_result_that_another_thread_takes(self, slow, kit):
-        """The thread that waits for it has it at once, although the one that took it waits on, for a longer request."""
+    @pytest.mark.parametrize("what", ["its result", "room"])
+    def test_what_another_thread_brings(self, slow, kit, what):
+        """A thread that waits for its result, or for room, goes on at once, although the receiver waits on."""
         with slow.burst(depth=2) as burst:
             (first, let_first_go), (second, let_second_go) = held(burst, 1), held(burst, 2)
             receives = self.thread_that_receives(second.result, burst, kit)
-            waits = self.thread_that_waits(first.result, burst, kit)
-            let_first_go()
-            waits.join(kit.patience)
-            assert not waits.is_alive()
-            assert not second.is_done
-            let_second_go()
-            receives.join()
-
-    def test_room_that_another_thread_makes(self, slow, kit):
-        """The thread that waits for room submits at once, although the one that made it waits on."""
-        with slow.burst(depth=2) as burst:
-            (_, let_first_go), (second, let_second_go) = held(burst, 1), held(burst, 2)
-            receives = self.thread_that_receives(second.result, burst, kit)
-            waits = self.thread_that_waits(lambda: burst.submit(frame(0, 3)), burst, kit)
+            work = first.result if what == "its result" else lambda: burst.submit(frame(0, 3))
+            waits = self.thread_that_waits(work, burst, kit)
             let_first_go()
             waits.join(kit.patience)
             assert not waits.is_alive()
