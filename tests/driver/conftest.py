@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,8 @@ from small_models import (
 
 import driver
 from burst import Memory, Request, RequestArgument
-from driver.client import discovery
+from driver.client import device_stream, discovery
+from driver.client.stream_feed import StreamFeed
 from driver.vts.target import answering
 
 sys.path.append(str(Path(__file__).parents[1]))  # for programs of tests, which import this file by itself
@@ -54,6 +56,22 @@ def fork_server():
 def new_interpreters(fork_server, monkeypatch):
     """Devices start as they do for users, each with an interpreter of its own."""
     monkeypatch.setattr(discovery, "subprocess", subprocess)
+
+
+@pytest.fixture
+def feeds(monkeypatch):
+    """The feeds of this process's streams that anything refers to, of those that the test opens.
+
+    Only weakly: what asks the garbage collector for all objects holds the results of every stream meanwhile.
+    """
+    kept = weakref.WeakSet()
+
+    def kept_feed(*terms, **options):
+        kept.add(feed := StreamFeed(*terms, **options))
+        return feed
+
+    monkeypatch.setattr(device_stream, "StreamFeed", kept_feed)
+    return kept
 
 
 class Process:
