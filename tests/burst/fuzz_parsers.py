@@ -116,8 +116,8 @@ class Memories:
 
     def __init__(self, seed):
         bodies = [
-            [0, [["ashmem", 4096, True]]],
-            [0, [["ashmem", 64, True], ["mmap_fd", 4096, 3, 0]]],
+            [0, [["ashmem", 200, True]]],  # of the lengths with which these two are accepted
+            [0, [["ashmem", 64, True], ["mmap_fd", 64, 3, 0]]],
             [4, "no such slot"],
             [0, []],
             [[0]],
@@ -125,6 +125,7 @@ class Memories:
         self.seeds = [msgpack.packb(body) for body in bodies]
         self.mutate = MessageMutator(seed)
         self._memory = Memory.create(4096)
+        assert [self.check(seed) for seed in self.seeds] == [True, True, False, False, False]
 
     def check(self, data):
         """Whether it was accepted. One or two descriptors come with it, as was asked for or not."""
