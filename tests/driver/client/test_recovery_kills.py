@@ -244,7 +244,6 @@ def check_random_kills(kit, place, address):
     assert kills == 5
     assert results > kills
     assert len(slow) > 2
-    assert max(each.slowest - each.waited for each in slow) < REST
 
 
 @pytest.mark.stress
