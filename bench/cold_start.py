@@ -34,6 +34,7 @@ from own_device import installed, own_device
 from question import Question, against, interval, median
 
 import driver
+from burst_engine.names import install_command
 from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def measure(args: argparse.Namespace) -> Runs:
 def of_files(args: argparse.Namespace, stack: ExitStack) -> Runs:
     """All rows, on devices that run until `stack` ends."""
     if litert.schema is None:
-        sys.exit("bench: ai-edge-litert is missing, which writes the files; pip install 'burst-engine[litert]'")
+        sys.exit(f"bench: ai-edge-litert is missing, which writes the files; {install_command('litert')}")
     runs, directory = without(args), stack.enter_context(scratch())
     files = {form: directory / f"{form}.tflite" for form in args.only}
     for form, path in files.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst._core import ffi, lib
+from burst_engine.names import install_command
 from fmq._core import lib as queue
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 if lib.burst_fits(queue.fmq_this_process()):
     raise ImportError(
-        "burst._core and fmq._core were built from different sources: pip install --force-reinstall burst-engine"
+        f"burst._core and fmq._core were built from different sources: {install_command()} --force-reinstall"
     )
 
 

@@ -25,6 +25,24 @@ BEGINNINGS = {
 _RENAME = "rename that file or folder, or take its folder off PYTHONPATH"
 
 
+def install_command(*extras: str) -> str:
+    """Return the command that installs this distribution with these extras: an editable one is installed from its
+    clone, as no index may have it."""
+    import json  # like importlib.metadata: slow, and needed only if something is missing
+    import shlex
+    from importlib import metadata
+    from urllib.parse import unquote, urlsplit
+
+    words = f"[{','.join(extras)}]" if extras else ""
+    try:
+        direct = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+        if direct.get("dir_info", {}).get("editable"):
+            return f"pip install -e {shlex.quote(unquote(urlsplit(direct['url']).path) + words)}"
+    except (metadata.PackageNotFoundError, ValueError):  # a frozen application; a file that was written by hand
+        pass
+    return f"pip install {shlex.quote(DISTRIBUTION + words)}"
+
+
 @dataclass(frozen=True)
 class Namesake:
     """Something else that has the name of one of our packages."""
@@ -72,11 +90,11 @@ def _is_ours(name: str, file: Path) -> bool:
 
 def _remedy(name: str, place: str) -> str:
     if place == "nothing":
-        return f"pip install --force-reinstall {DISTRIBUTION}"
+        return f"{install_command()} --force-reinstall"
     if others := _distributions_of(name):
         return (
             f"pip let {' and '.join(others)} write there, too: install one of them in an environment of its own, then"
-            f" pip install --force-reinstall {DISTRIBUTION}"
+            f" {install_command()} --force-reinstall"
         )
     return _RENAME
 

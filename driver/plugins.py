@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from burst_engine.names import DISTRIBUTION, install_command
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -28,7 +30,8 @@ def remedy_for(entry: EntryPoint) -> str | None:
     """Return the command that installs the extra of the plug-in's name; None if its distribution has no such extra."""
     if entry.dist is None or entry.name not in (entry.dist.metadata.get_all("Provides-Extra") or ()):
         return None
-    return f"pip install '{entry.dist.name}[{entry.name}]'"
+    ours = entry.dist.name == DISTRIBUTION
+    return install_command(entry.name) if ours else f"pip install '{entry.dist.name}[{entry.name}]'"
 
 
 def version_of(distribution: str) -> str:

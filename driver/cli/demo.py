@@ -96,8 +96,7 @@ def _show(show: Any, web: bool, port: int, opens: bool) -> None:
 def demo() -> None:
     """Run a demo: camera frames or sound through a burst.
 
-    The input is generated, or comes from a file or from hardware. Needs the extra `demo`, and `web` for --web:
-    pip install 'burst-engine[demo,web]'.
+    The input is generated, or comes from a file or from hardware. Needs the extra `demo`, and `web` for --web.
     """
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from io import TextIOWrapper
 
+from burst_engine.names import install_command
+
 # Imported library -> the extra that installs it.
 _EXTRAS = {
     "click": "cli",
@@ -30,5 +32,5 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        print(f"Error: {missing} is not installed: pip install 'burst-engine[{_EXTRAS[missing]}]'", file=sys.stderr)
+        print(f"Error: {missing} is not installed: {install_command(_EXTRAS[missing])}", file=sys.stderr)
         sys.exit(2)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import numpy as np
 
+from burst_engine.names import install_command
 from driver.cli.ports import shape_words
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def opened(path: str) -> Image | None:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ModuleNotFoundError as error:
-        raise click.UsageError(f"--input {path}: images need pillow: pip install 'burst-engine[cli]'") from error
+        raise click.UsageError(f"--input {path}: images need pillow: {install_command('cli')}") from error
     try:
         with Image.open(path) as file:
             kind = file.format

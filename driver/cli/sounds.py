@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import numpy as np
 
+from burst_engine.names import install_command
 from driver.cli.output import echo
 from driver.cli.ports import shape_words
 
@@ -92,7 +93,7 @@ def read_recording(path: str, where: str) -> SoundRecording:
     try:
         import av
     except ModuleNotFoundError as error:
-        raise click.UsageError(f"{where}: sounds need PyAV: pip install 'burst-engine[video]'") from error
+        raise click.UsageError(f"{where}: sounds need PyAV: {install_command('video')}") from error
     parts: list[NDArray[Any]] = []
     damage = ""
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from burst_engine.names import install_command
 from driver.cli.output import echo
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Video:
         except ModuleNotFoundError as error:
             raise click.UsageError(
                 f"--input {address}: no image that Pillow reads; videos and streams need PyAV: "
-                "pip install 'burst-engine[video]'"
+                f"{install_command('video')}"
             ) from error
         self._failures = av.FFmpegError, OSError, ValueError
         form = "v4l2" if address.startswith("/dev/video") else None

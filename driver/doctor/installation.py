@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from burst import BurstError
+from burst_engine.names import install_command
 from driver.client.device import connect
 from driver.devices import device_class, missing, names
 from driver.errors import DeviceFailed, DriverError
@@ -40,7 +41,7 @@ def packages() -> Iterator[Finding]:
                 "warning",
                 f"cannot be loaded: {error}",
                 purpose,
-                remedy="pip install --force-reinstall burst-engine",
+                remedy=f"{install_command()} --force-reinstall",
             )
         else:
             yield Finding(name, "ok", _version(name) or str(getattr(module, "__file__", "there")))
@@ -62,9 +63,7 @@ _NEEDS = "models for it run on the CPU instead, or not at all"
 def installed() -> Iterator[Finding]:
     """Load the code of every device that an entry point names. Starts none."""
     if not (found := names()):
-        yield Finding(
-            "devices", "warning", "none", "no model can run in another process", remedy="pip install burst-engine"
-        )
+        yield Finding("devices", "warning", "none", "no model can run in another process", remedy=install_command())
     for name in found:
         try:
             kind, lacks = device_class(name), missing(name)

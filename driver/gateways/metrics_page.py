@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from burst_engine.names import install_command
 from driver.errors import DeviceFailed
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class MetricsPage:
             try:
                 from driver.service.metrics_server import listen, where
             except ModuleNotFoundError:
-                raise DeviceFailed("--metrics needs prometheus_client: pip install 'burst-engine[metrics]'") from None
+                raise DeviceFailed(f"--metrics needs prometheus_client: {install_command('metrics')}") from None
             self._listener = listen(address)
             self.where = where(self._listener)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
+from burst_engine.names import install_command
 from driver.devices.files import CONVERTED, RUNTIMES
 from driver.errors import ImportFailed, InvalidModel
 from driver.formats.file_bytes import Array
@@ -212,7 +213,7 @@ def _reader(kind: str) -> ModuleType:
     try:
         return importlib.import_module(f"driver.importers.{kind}.reader")
     except ModuleNotFoundError as error:
-        missing = f"a .{kind} file needs the package {error.name!r}; install burst-engine[{kind}]"
+        missing = f"a .{kind} file needs the package {error.name!r}; {install_command(kind)}"
         raise ImportFailed(missing) from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from burst_engine.names import install_command
 from driver.monitor.figures import GpuFigures
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class GpuReader:
         try:
             import pynvml
         except ImportError:
-            self.absence = "the module pynvml is not installed: pip install 'burst-engine[nvidia]'"
+            self.absence = f"the module pynvml is not installed: {install_command('nvidia')}"
             return
         self._error: type[Exception] = pynvml.NVMLError
         try:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from burst.real_time import PRIORITY
+from burst_engine.names import install_command
 from driver.client import discovery
 from driver.client.served_sockets import owner_of
 from driver.config import home, listed_home
@@ -333,7 +334,7 @@ def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
-        raise DeviceFailed("--metrics needs prometheus_client: pip install 'burst-engine[metrics]'") from None
+        raise DeviceFailed(f"--metrics needs prometheus_client: {install_command('metrics')}") from None
     listener = metrics_server.listen(address)
     if gid is not None and "/" in address:
         _give(Path(address), gid, 0o660)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from burst_engine.names import install_command
 from driver.devices.litert.flatbuffer import schema
 from driver.formats.onnx_schema import DTYPES
 from driver.formats.protobuf import ProtoWriter
@@ -148,7 +149,7 @@ def tflite_file(network: Network) -> bytes:
 
         s = schema()
     except ImportError as error:
-        skip(f".tflite files are written by the extra litert: pip install 'burst-engine[litert]' ({error})")
+        skip(f".tflite files are written by the extra litert: {install_command('litert')} ({error})")
     tensors, codes = network.tensors(), list(dict.fromkeys(step.kind for step in network.steps))
     places, graph, model = {port.name: n for n, port in enumerate(tensors)}, s.SubGraphT(), s.ModelT()
     graph.tensors = [_tflite_tensor(s, port) for port in tensors]

@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from burst_engine.names import install_command
 from driver.vts.kit import skip
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def _framework(name: str, kind: str) -> Any:
         import_module(f"{name}.export")
         return import_module(name)
     except ImportError as error:
-        skip(f".{kind} files are written by {name}: pip install 'burst-engine[{name}]' ({error})")
+        skip(f".{kind} files are written by {name}: {install_command(name)} ({error})")
 
 
 @lru_cache(16)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from burst import StatusError
+from burst_engine.names import install_command
 from driver.nn import OPERATIONS, Interpreter, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.vts.kit import Failed, Test, check, skip
 
@@ -285,7 +286,7 @@ def tests(mixed: int, each: int) -> Iterator[Test]:
 def agree(operations: Sequence[str] | None, examples: int, target: Target) -> None:
     """The device agrees with the reference within the HAL's tolerances for random graphs."""
     if find_spec("hypothesis") is None:
-        skip("random graphs need hypothesis: pip install 'burst-engine[vts]'")
+        skip(f"random graphs need hypothesis: {install_command('vts')}")
     found = smallest_difference(partial(_run, target), operations=operations, examples=examples)
     check(found is None, f"{found[1]}, in this graph:\n{found[0]!r}" if found else "")
 

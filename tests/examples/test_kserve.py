@@ -95,8 +95,8 @@ def free_port():
 @pytest.mark.integration
 def test_the_command_of_the_container_serves_a_model(tmp_path, monkeypatch):
     """The runtime's own arguments, but for the ports and the folder: ready, and the model is there."""
-    pytest.importorskip("aiohttp", reason="no aiohttp: pip install 'burst-engine[oip]'")
-    pytest.importorskip("ai_edge_litert", reason="no litert: pip install 'burst-engine[litert]'")
+    pytest.importorskip("aiohttp", reason="no aiohttp: pip install -e '.[oip]'")
+    pytest.importorskip("ai_edge_litert", reason="no litert: pip install -e '.[litert]'")
     (container,) = manifest("runtime.yaml")["spec"]["containers"]
     models = tmp_path / "models"
     models.mkdir()

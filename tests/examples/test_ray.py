@@ -24,7 +24,7 @@ KILLS, MANY = 100, 8000  # in full; rows of a data set beside them
 
 def ray_needed():
     if importlib.util.find_spec("ray") is None:
-        give_up("no ray: pip install 'burst-engine[ray]', or `make integration`")
+        give_up("no ray: pip install -e '.[ray]', or `make integration`")
 
 
 def environment(folder):

@@ -60,7 +60,7 @@ def test_a_way_costs_what_was_measured(found):
 @pytest.mark.integration
 def test_a_picture(tmp_path):
     """With the extra `demo`."""
-    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'burst-engine[demo]'")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -e '.[demo]'")
     assert "a million" in ran("--requests", 2000, "--nodes", 1, 3, "--out", tmp_path / "scale.png")
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
 

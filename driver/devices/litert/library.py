@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cffi import FFI
 
+from burst_engine.names import install_command
 from driver.devices.litert.wheel import folder, missing
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from driver.devices.litert.tflite_file import FileImage
     from driver.devices.litert.weights import Image
 
-_REMEDY = "pip install 'burst-engine[litert]'"
 _CPU = 1  # of its hardware accelerators
 _OPTION_TYPE_INT, _LOG_SEVERITY, _REGISTERED, _ERRORS = 2, 25, 24, 3  # environment options
 _ELEMENTS = {
@@ -97,12 +97,12 @@ def library() -> Any:
     """LiteRT, as cffi shows it. Raise LibraryMissing."""
     _, where = folder()
     if where is None:
-        raise LibraryMissing(f"{missing()}; {_REMEDY}")
+        raise LibraryMissing(f"{missing()}; {install_command('litert')}")
     path = Path(where, "libLiteRt.so")
     try:
         return ffi.dlopen(str(path))
     except OSError as error:
-        raise LibraryMissing(f"{path} cannot be loaded: {error}; {_REMEDY}") from error
+        raise LibraryMissing(f"{path} cannot be loaded: {error}; {install_command('litert')}") from error
 
 
 @cache

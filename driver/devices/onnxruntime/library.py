@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from burst_engine.names import install_command
 from driver.devices.gpu_place import GpuPlace, address_of
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing, in_words, text_of
 from driver.devices.stoppable import Attempt
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 OLDEST = (1, 20)
 
-_REMEDY = "pip install 'burst-engine[onnxruntime]'"
 _FATAL = 4  # of the log's severities: errors are raised, and a client could have megabytes of them logged
 
 
@@ -48,12 +48,14 @@ def missing() -> str | None:
 def library() -> Any:
     """ONNX Runtime's module. Raise LibraryMissing."""
     if lacks := missing():
-        raise LibraryMissing(f"{lacks}; {_REMEDY}")
+        raise LibraryMissing(f"{lacks}; {install_command('onnxruntime')}")
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded
     try:
         return import_module("onnxruntime")
     except ImportError as error:
-        raise LibraryMissing(f"onnxruntime {version()} cannot be loaded: {error}; {_REMEDY}") from error
+        raise LibraryMissing(
+            f"onnxruntime {version()} cannot be loaded: {error}; {install_command('onnxruntime')}"
+        ) from error
 
 
 def session_options(threads: int) -> Any:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import DeviceUnavailable, ResourceExhaustedTransient
+from burst_engine.names import install_command
 from driver.config import in_home
 from driver.devices.device_options import DeviceOption, chosen_options, configuration_of
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
@@ -86,7 +87,7 @@ class OrtProvider(NamedTuple):
 
     def missing(self) -> tuple[str, str] | None:
         """Return what the device lacks, and the remedy; None: nothing. Looks at files alone."""
-        install = f"pip install 'burst-engine[{self.extra}]'"
+        install = install_command(self.extra)
         found = runtime_version()
         if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST_RUNTIME:
             oldest = ".".join(map(str, OLDEST_RUNTIME))
@@ -351,4 +352,4 @@ def _library_of(kind: OrtProvider) -> Path:
     for file in (package.files or ()) if package else ():
         if file.match(kind.file):
             return Path(str(file.locate()))
-    raise LibraryMissing(f"no installed file is {kind.file}; pip install 'burst-engine[{kind.extra}]'")
+    raise LibraryMissing(f"no installed file is {kind.file}; {install_command(kind.extra)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from burst_engine.names import install_command
 from driver.errors import DeviceFailed
 from driver.gateways.refusal import refusal_of
 
@@ -39,7 +40,7 @@ class RequestSpans:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError as error:
-            raise DeviceFailed(f"--otlp needs {error.name}: pip install 'burst-engine[otel]'") from None
+            raise DeviceFailed(f"--otlp needs {error.name}: {install_command('otel')}") from None
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come first, as everywhere.
         provider = TracerProvider(resource=Resource({"service.name": "burst"}).merge(Resource.create()))
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces")))

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from burst_engine.names import install_command
 from driver.finding import Finding
 from driver.gateways.v4l2.video_device import cameras, holders
 
@@ -30,9 +31,7 @@ def nodes() -> Iterator[Finding]:
         yield _node(path)
     if there and not find_spec("simplejpeg"):
         why = "webcams on USB deliver 1080p at 30 frames a second only as JPEG, which driver.Camera decodes by it"
-        yield Finding(
-            "cameras", "note", "simplejpeg is not installed", why, remedy="pip install 'burst-engine[camera]'"
-        )
+        yield Finding("cameras", "note", "simplejpeg is not installed", why, remedy=install_command("camera"))
 
 
 def _node(path: str) -> Finding:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burst.memory import HardwareBuffer, Memory, Usage
+from burst_engine.names import install_command
 from driver.errors import CameraFailed
 from driver.gateways.v4l2.video_device import PIECES
 
@@ -105,7 +106,6 @@ def _decoder(path: str, pixels: str, fourcc: str) -> Any:
         import simplejpeg
     except ModuleNotFoundError as error:
         raise CameraFailed(
-            f"{path}: format={pixels!r} is decoded from {fourcc}, which needs simplejpeg: "
-            "pip install 'burst-engine[camera]'"
+            f"{path}: format={pixels!r} is decoded from {fourcc}, which needs simplejpeg: {install_command('camera')}"
         ) from error
     return simplejpeg

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import driver
+from burst_engine.names import install_command
 from driver.devices import device_class, missing
 from driver.runtime import model_check
 
@@ -158,7 +159,7 @@ def test_a_device_that_is_not_installed(written, monkeypatch, shared):
     (told,) = [o for o in report.obstacles if o.form == "file"]
     assert told.device == "onnxruntime"
     assert "needs onnxruntime 1.20" in told.reason
-    assert told.remedy == "pip install 'burst-engine[onnxruntime]'"
+    assert told.remedy == install_command("onnxruntime")
     assert not report.ok
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import re
 import resource
 import select
 import signal
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 import driver
+from burst_engine.names import install_command
 from driver import plugins
 from driver.client import discovery
 from driver.devices.litert import wheel
@@ -228,11 +230,12 @@ def _absent(monkeypatch, *absent):
 def test_not_installed(place, monkeypatch, name, wheels):
     """A device whose library is missing says so at once, with what installs it; no process is started, no log is."""
     _absent(monkeypatch, *wheels)
-    remedy = rf"'{name}' is not installed: the device needs .*{wheels[0]} .*; pip install 'burst-engine\[{name}\]'"
+    install = re.escape(install_command(name))
+    remedy = f"'{name}' is not installed: the device needs .*{wheels[0]} .*; {install}"
     with pytest.raises(driver.DeviceNotFound, match=remedy):
         driver.connect(name)
     (found,) = [info for info in driver.devices() if info.name == name]
-    assert f"pip install 'burst-engine[{name}]'" in found.missing
+    assert install_command(name) in found.missing
     assert (place.pids(), place.files()) == ([], [])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from burst_engine.names import install_command
 from driver.cli.command import burst
 from driver.demos.camera_sources import Clock
 from driver.demos.drawing import Film
@@ -132,4 +133,4 @@ def test_without_its_libraries_it_says_what_to_install(tmp_path):
         CAMERA, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: av is not installed: pip install 'burst-engine[demo]'\n"
+    assert done.stderr == f"Error: av is not installed: {install_command('demo')}\n"

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from waiting import PATIENCE
 
 from burst import PeerDied
+from burst_engine.names import install_command
 from driver.cli.command import burst
 from driver.demos.keypad import BLOCK
 from driver.demos.web.audio import AudioShow
@@ -443,7 +444,7 @@ class TestCommand:
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "Error: aiohttp is not installed: pip install 'burst-engine[web]'\n"
+        assert done.stderr == f"Error: aiohttp is not installed: {install_command('web')}\n"
 
     @pytest.mark.stress
     def test_competing_programs_end_with_the_page_however_it_ends(self, place, kit, process):

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from operation_cases import REFUSED_BY_ALL, boxes, refused
 from sent_models import arrived
 
 import driver
+from burst_engine.names import install_command
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
 
@@ -288,7 +290,7 @@ def test_missing_library(monkeypatch):
         monkeypatch.setattr(wheel, "version_of", lambda _, found=found: found)
         with pytest.raises(
             LibraryMissing,
-            match=r"needs ai-edge-litert 2\.3\.0, and .* is installed; pip install 'burst-engine\[litert\]'",
+            match=r"needs ai-edge-litert 2\.3\.0, and .* is installed; " + re.escape(install_command("litert")),
         ):
             library.library()
 

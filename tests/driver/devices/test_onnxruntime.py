@@ -13,6 +13,7 @@ from sent_models import arrived, sent
 
 import driver
 from burst import Memory
+from burst_engine.names import install_command
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
 
@@ -197,7 +198,7 @@ def test_missing_library(monkeypatch, found):
     monkeypatch.setattr(library, "version_of", lambda _: found)
     with pytest.raises(
         LibraryMissing,
-        match=r"needs onnxruntime 1\.20 or later, and .* is installed; pip install 'burst-engine\[onnxruntime\]'",
+        match=r"needs onnxruntime 1\.20 or later, and .* is installed; " + re.escape(install_command("onnxruntime")),
     ):
         library.library()
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import refused_calls
 
+from burst_engine.names import install_command
 from driver import doctor
 from driver.devices import missing, names
 from driver.devices.litert import LiteRtDevice
@@ -307,7 +308,7 @@ def test_a_device_that_is_not_installed(monkeypatch, place):
     monkeypatch.setattr(installation, "names", lambda: ["litert"])
     (finding,) = installation.installed()
     assert (finding.state, finding.found) == ("note", "not installed: a part is missing")
-    assert finding.remedy == "pip install 'burst-engine[litert]'"
+    assert finding.remedy == install_command("litert")
     assert list(installation.started()) == []
     assert place.pids() == []
 

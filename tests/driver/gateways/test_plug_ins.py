@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import driver.gateway
+from burst_engine.names import install_command
 from driver import doctor
 
 PAGE = Path(__file__).parents[3] / "docs/howto/gateway.md"
@@ -159,4 +160,4 @@ def test_ours_are_named_after_their_extras():
     assert {each.name: each.fault for each in ours} == dict.fromkeys(
         ("camera", "embeddings", "frigate", "gstreamer", "oip", "wyoming"), ""
     )
-    assert [each.remedy for each in ours] == [f"pip install 'burst-engine[{each.name}]'" for each in ours]
+    assert [each.remedy for each in ours] == [install_command(each.name) for each in ours]

@@ -10,6 +10,7 @@ from header_files import labelled_tflite
 from tflite_writer import Writer
 
 import driver
+from burst_engine.names import install_command
 from driver.importers.tflite.table import TABLE
 from driver.nn import OPERATIONS, OperandLifeTime, OperandType
 
@@ -349,7 +350,7 @@ def test_the_package_that_reads_files_is_an_extra(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("driver.importers.tflite")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tflite", None)
-    with pytest.raises(driver.ImportFailed, match=re.escape("install burst-engine[tflite]")):
+    with pytest.raises(driver.ImportFailed, match=re.escape(f"; {install_command('tflite')}")):
         driver.load(path, form="operations")
 
 

@@ -8,6 +8,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from case_records import ADD, QUANTISED
 
+from burst_engine.names import install_command
+
 WRONG = {**ADD, "name": "wrong", "expected": [[1.5, 4.5]]}
 FAILING = {**ADD, "name": "must_fail", "expect_failure": True}
 UNKNOWN = {**ADD, "name": "unknown", "operations": [{"type": "FUTURE_OP", "inputs": [0, 1, 2], "outputs": [3]}]}
@@ -310,7 +312,7 @@ def test_without_its_libraries_the_command_says_what_to_install(process, missing
     # None in sys.modules: as if it were not installed
     done = process("vts", "reference", code=code)
     assert done.returncode == 2
-    assert done.stderr == f"Error: {missing} is not installed: pip install 'burst-engine[cli]'\n"
+    assert done.stderr == f"Error: {missing} is not installed: {install_command('cli')}\n"
 
 
 def test_only_the_command_needs_its_libraries():

@@ -109,7 +109,7 @@ class Collector(BaseHTTPRequestHandler):
 def test_spans(tmp_path):
     """With --otlp a collector gets a span for each request, below the one that the client names over HTTP or gRPC, and
     its stages below it; a request that fails is an error."""
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'burst-engine[otel]'")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install -e '.[otel]'")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     write_sum(tmp_path / "sum.onnx")
@@ -149,7 +149,7 @@ def test_spans(tmp_path):
 
 def test_a_span_keeps_little_of_a_request():
     """Names that a client sends are cut: its spans wait for the collector in their thousands."""
-    pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'burst-engine[otel]'")
+    pytest.importorskip("opentelemetry.sdk.trace", reason="pip install -e '.[otel]'")
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from burst_engine.names import install_command
 from driver.gateways.v4l2 import camera_nodes
 
 
@@ -65,4 +66,4 @@ class TestCameras:
         assert [finding.state for finding in camera_nodes.nodes()] == ["ok"]
         (folder / "video0").touch()
         _, finding = camera_nodes.nodes()
-        assert (finding.state, "burst-engine[camera]" in finding.remedy) == ("note", True)
+        assert (finding.state, finding.remedy) == ("note", install_command("camera"))
