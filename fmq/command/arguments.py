@@ -75,13 +75,18 @@ def _parser() -> argparse.ArgumentParser:
         command("tail", tail.run, "Shows the newest elements of a queue, then later ones. Takes none away.", _TAIL)
     )
     _add_send(command("send", send.run, "Writes elements to a queue, as its writer.", _SEND))
-    gone = command("unlink", remove.run, "Removes queues. Programs that have one open keep it; the name is free.")
+    gone = command("unlink", remove.run, "Removes queues, and says how many unread elements each had.", _UNLINK)
     gone.add_argument("name", type=_name, nargs="*", metavar="NAME")
     gone.add_argument("--stale", action="store_true", help="all queues that were in use and whose processes are gone")
     gone.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     gone.add_argument("--force", action="store_true", help="also a queue in use, and memory that is not a queue")
     return parser
 
+
+_UNLINK = (
+    "Programs that have one open keep it; the name is free. Unread elements of a queue that no program has open are "
+    "lost: look before, with --dry-run, or read them with tail."
+)
 
 _TAIL = (
     "In a synchronized queue only unread elements are sure to be whole; elements that the reader takes between two "

@@ -31,8 +31,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _remove(name: str, options: argparse.Namespace) -> bool:
     try:
-        if not options.force:
-            _check(name, options.stale)
+        info = _inspected(name) if options.force else _check(name, options.stale)
         if not options.dry_run:
             unlink(name) if options.force else _unlink_unused(name)
     except RoleTaken as error:
@@ -49,10 +48,26 @@ def _remove(name: str, options: argparse.Namespace) -> bool:
         print(f"fmq unlink: {name}: {error}; --force removes it all the same", file=sys.stderr)
         return False
     if options.json:
-        print(json.dumps({"name": name, "unlinked": not options.dry_run}))
+        unread = info.unread if info else None
+        print(json.dumps({"name": name, "unlinked": not options.dry_run, "unread": unread}))
     else:
-        print(f"{name} {'would be removed' if options.dry_run else 'removed'}")
+        print(f"{name} {'would be removed' if options.dry_run else 'removed'}{_lost(info)}")
     return True
+
+
+def _lost(info: QueueInfo | None) -> str:
+    """Say how many unread elements it had; "" where nothing knows: each reader would have begun somewhere else."""
+    if info is None or info.unread is None:
+        return ""
+    return f", with {info.unread or 'no'} unread element{'' if info.unread == 1 else 's'}"
+
+
+def _inspected(name: str) -> QueueInfo | None:
+    """Return the state of what is removed by force; None: nothing knows it, as it is not a queue."""
+    try:
+        return inspect(name)
+    except (InvalidDescriptor, PermissionError):
+        return None
 
 
 def _check(name: str, must_be_stale: bool) -> QueueInfo:

@@ -279,7 +279,7 @@ def test_unlink_refuses_a_queue_in_use(queue, name):
         assert (
             "in use: its writer is alive and its reader is alive; --force" in fmq_process("unlink", name, status=1)[1]
         )
-        assert fmq_process("unlink", "--force", name)[0] == f"{name} removed\n"
+        assert fmq_process("unlink", "--force", name)[0] == f"{name} removed, with no unread elements\n"
         assert not os.path.exists("/dev/shm" + name)
         writer.write([1])
         assert list(reader.read(1, 10)) == [1]
@@ -296,7 +296,7 @@ def test_unlink_refuses_an_unsynchronized_queue_that_has_a_reader(name):
 def test_unlink_goes_on_after_a_refusal(stale):
     """Every name is tried; the status tells that one was refused."""
     out, err = fmq_process("unlink", "/fmq-test-no-such-queue", stale, status=1)
-    assert out == f"{stale} removed\n"
+    assert out == f"{stale} removed, with 3 unread elements\n"
     assert "/fmq-test-no-such-queue" in err
 
 
@@ -311,9 +311,9 @@ def test_unlink_stale_takes_the_stale_alone(stale, monkeypatch, capsys):
         broken.writer().close()
         control_word(broken, 1024)[0] = 1
         assert main(["unlink", "--stale", "--dry-run"]) == 0
-        assert capsys.readouterr().out == f"{stale} would be removed\n"
+        assert capsys.readouterr().out == f"{stale} would be removed, with 3 unread elements\n"
         assert main(["unlink", "--stale", "--json"]) == 0
-        assert objects(capsys.readouterr().out) == [{"name": stale, "unlinked": True}]
+        assert objects(capsys.readouterr().out) == [{"name": stale, "unlinked": True, "unread": 3}]
         there = os.listdir("/dev/shm")
         assert stale[1:] not in there
         assert {other[1:] for other in others} <= set(there)
@@ -321,6 +321,21 @@ def test_unlink_stale_takes_the_stale_alone(stale, monkeypatch, capsys):
             fmq.unlink(other)
         assert main(["unlink", "--stale"]) == 0
         assert capsys.readouterr() == ("", "fmq unlink: nothing is stale\n")
+
+
+@pytest.mark.parametrize(
+    ("flavour", "written", "told"),
+    [
+        (fmq.Flavour.SYNCHRONIZED, 0, ", with no unread elements"),
+        (fmq.Flavour.SYNCHRONIZED, 1, ", with 1 unread element"),
+        (fmq.Flavour.BROADCAST, 1, ""),
+    ],
+)
+def test_unlink_says_how_much_was_unread(name, flavour, written, told):
+    """Of each queue of which that is known: of one for many readers each had a position of its own."""
+    with fmq.MessageQueue.create("u1", 8, flavour, name=name).writer() as writer:
+        writer.write(range(written))
+    assert fmq_command("unlink", name) == (f"{name} removed{told}\n", "")
 
 
 def test_unlink_does_not_take_a_name_that_has_moved_on(stale, monkeypatch):
