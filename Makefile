@@ -104,7 +104,7 @@ LIBRARIES ?= libburst libfmq
 LIBRARIES_BUILD ?= $(CURDIR)/build
 install: $(addprefix install-,$(LIBRARIES)) ## the libraries in C, below PREFIX=/usr/local
 install-%:
-	$(MAKE) --directory csrc/$* install PREFIX='$(PREFIX)' BUILD='$(LIBRARIES_BUILD)/$*'
+	@$(MAKE) --no-print-directory --directory csrc/$* install PREFIX='$(PREFIX)' BUILD='$(LIBRARIES_BUILD)/$*'
 
 # Removes what `make install` with the same PREFIX has written.
 uninstall: $(addprefix uninstall-,$(LIBRARIES)) ## remove what install has written

@@ -84,10 +84,9 @@ def test_a_project_of_cmake(prefix, tmp_path):
 
 
 def test_one_library_is_installed_alone(tmp_path):
-    """libfmq without libburst, and what its installation needs lies where it says."""
-    run(
+    """libfmq without libburst, and what its installation needs lies where it says: one line for each file."""
+    printed = run(
         "make",
-        "--silent",
         "-j2",
         "install",
         "LIBRARIES=libfmq",
@@ -95,16 +94,24 @@ def test_one_library_is_installed_alone(tmp_path):
         f"LIBRARIES_BUILD={tmp_path}/b",
         cwd=ROOT,
     )
-    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir())
-    assert [path for path in found if not path.startswith("b/")] == [
-        *(
-            "include/fmq.h",
-            "include/fmq.hpp",
-            "lib/cmake/fmq/fmq-config-version.cmake",
-            "lib/cmake/fmq/fmq-config.cmake",
-        ),
-        *("lib/libfmq.a", "lib/libfmq.so", "lib/libfmq.so.0", "lib/pkgconfig/libfmq.pc"),
+    told = [
+        line.removeprefix(f"installed {tmp_path}/") for line in printed.splitlines() if line.startswith("installed ")
     ]
+    assert not re.search(r"^(install|make|sed)\b", printed, re.MULTILINE)
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir())
+    assert (
+        sorted(told)
+        == [path for path in found if not path.startswith("b/")]
+        == [
+            *(
+                "include/fmq.h",
+                "include/fmq.hpp",
+                "lib/cmake/fmq/fmq-config-version.cmake",
+                "lib/cmake/fmq/fmq-config.cmake",
+            ),
+            *("lib/libfmq.a", "lib/libfmq.so", "lib/libfmq.so.0", "lib/pkgconfig/libfmq.pc"),
+        ]
+    )
 
 
 # ---- the ABI ---------------------------------------------------------------------------------------------------------
