@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 class Fallback(Protocol):
     """An executor of requests that a burst's device does not answer. It is asked only after an error."""
 
-    def replacement_at(self, error: BaseException, home: Home, /) -> Executor:
-        """Return what executes the request after that error of the device where the burst was at home.
+    def perform_at(self, error: BaseException, home: Home, perform: Callable[[Executor], Result], /) -> Result:
+        """Return what `perform` makes by what executes the request after that error of the device where the burst was
+        at home.
 
         Raise the error if the request would fail there, too.
         """
-
-    def drop(self, executor: Executor, death: BaseException, /) -> None:
-        """Use that replacement no more: it has died over a request that was not made for it."""
 
     def perform_with_fallback(
         self, attempt: Callable[[], Result], job: Job, home: Callable[[BaseException], Home], /

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from burst import ErrorStatus, GeneralFailure, PeerDied, Request, Result, StatusError
+from burst import ErrorStatus, PeerDied, Request, Result, StatusError
 from burst.causes import failure_of
 from burst.controller import CHANNEL_LENGTH
 from burst.datum import DATUM
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from burst.wire import ResultPacket
     from driver.client.buffers import RequestBuffers
     from driver.client.connection import Connection
-    from driver.client.executor import BurstParts
+    from driver.client.executor import BurstParts, Executor
     from driver.client.in_flight import InFlight
     from driver.client.moving import BurstBeside
     from driver.client.remote_executor import Home, RemoteExecutor
@@ -185,7 +185,6 @@ class BurstSession:
         self.check_process()
         if self.fallback is None or self.is_closed:
             raise error
-        replacement = self.fallback.replacement_at(error, self._failed(error))
         job = Job.of(encoded.request, measure=self.options.measure, timeout=timeout)
 
         def grown(result: Result) -> Request | None:
@@ -193,14 +192,10 @@ class BurstSession:
                 return None
             return self.encode(encoded.inputs, encoded.outputs).request
 
-        try:
-            result = perform_with_room(replacement.perform, job, grown)
-        except (PeerDied, DeviceFailed) as death:
-            self.fallback.drop(replacement, death)
-            raise error from death
-        if result.status == ErrorStatus.GENERAL_FAILURE and isinstance(error, GeneralFailure):
-            raise error  # the device's own words are clearer than those of another one
-        return self._checked(encoded, result)
+        def perform(replacement: Executor) -> Result:
+            return perform_with_room(replacement.perform, job, grown)
+
+        return self._checked(encoded, self.fallback.perform_at(error, self._failed(error), perform))
 
     def _checked(self, encoded: EncodedRequest, result: Result) -> Result:
         result.raise_for_status()

@@ -72,14 +72,15 @@ class StepBurst:
         model = self.prepared.model
         if model.fallback is None or self._is_here:
             return False
-        local = model.replacement(error, self._life)
+        cpu = model.replacement(error, self._life)
+        local = cpu.prepared
         if isinstance(error, PeerDied):
             old = self.burst
             self._open(local)
             old.close()
         request = Request(reads.arguments, writes.arguments, (reads.memory, writes.memory))
         job = Job.of(request, loop_timeout=self._options.loop_timeout)
-        return local.perform(job).status == ErrorStatus.NONE
+        return cpu.attempt(error, local, lambda executor: executor.perform(job)).status == ErrorStatus.NONE
 
     def perform(self, job: Job) -> Result:
         """Execute it in the burst, or on the CPU if that fails."""
@@ -188,7 +189,8 @@ class Chain(FrameBurst[ChainFrame]):
             return False
         if self._planned.fallback is None:
             raise error
-        self._planned.fallback.take_over(error).perform(Job(frame.whole)).raise_for_status()
+        cpu = self._planned.fallback
+        cpu.attempt(error, cpu.prepared, lambda executor: executor.perform(Job(frame.whole))).raise_for_status()
         return True
 
     def _arrived(self, pending: PendingFrame[ChainFrame], request: Completion) -> None:

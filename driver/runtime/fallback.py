@@ -1,8 +1,8 @@
 """The safety net: what a device fails to do is done by the CPU in this process, with the same result.
 
 Only what another device might do better is done again. An output that is too small, an argument that is wrong and a
-deadline that has passed are the same everywhere, and go to the caller. Every fallback is counted, and logged once for
-each device and kind.
+deadline that has passed are the same everywhere, and go to the caller. Every fallback that has executed something is
+counted, and logged once for each device and kind; so is one that fails as well, but it is not counted.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("driver.runtime")
 CLOSED = "this compiled model is closed; compile it again"
+_HERE = "the CPU in this process"
 _PAST = -2  # a life of the device that is over
 _FINAL = frozenset(
     {
@@ -65,6 +66,7 @@ _FINAL = frozenset(
         ErrorStatus.MISSED_DEADLINE_PERSISTENT,
     }
 )
+_EXECUTED = {ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE}
 
 
 def is_retryable(error: BaseException) -> bool:
@@ -80,17 +82,27 @@ class Fallbacks:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._last: dict[tuple[str, str], str] = {}
+        self._refused: set[tuple[str, str]] = set()
         self._lock, self._returns = threading.Lock(), 0
 
-    def note(self, kind: str, device: str, error: BaseException) -> None:
-        """Count one more failure of a device."""
-        reason = f"{type(error).__name__}: {error}"
+    def note(self, kind: str, device: str, error: BaseException, place: str = _HERE) -> None:
+        """Count one more failure of a device, in whose stead that place has gone on."""
+        reason = _reason(error)
         with self._lock:
             self._counts[kind] += 1
             is_first = (kind, device) not in self._last
             self._last[kind, device] = reason
         if is_first:
-            _log.warning("device %r failed (%s); %s", device, reason, _WORDS[kind])
+            _log.warning("device %r failed (%s); %s", device, reason, _WORDS[kind].format(place=place))
+
+    def note_refusal(self, kind: str, device: str, error: BaseException, *, place: str, refusal: StatusError) -> None:
+        """Log, once, that a device failed and that its fallback did so, too. It has executed nothing: no count."""
+        with self._lock:
+            is_first = (kind, device) not in self._refused
+            self._refused.add((kind, device))
+        if is_first:
+            told = device, _reason(error), place, _reason(refusal)
+            _log.warning("device %r failed (%s); %s refused the request, too (%s)", *told)
 
     def note_return(self, device: str) -> None:
         """Count a model that is on its device again."""
@@ -106,11 +118,15 @@ class Fallbacks:
             return counts | {"reasons": reasons}
 
 
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 _WORDS = {
     "dropped": "nothing is compiled for it",
-    "compile": "the whole model runs on the CPU in this process",
-    "step": "its part of the model was executed on the CPU in this process",
-    "whole": "the whole model was executed on the CPU in this process",
+    "compile": "the whole model runs on {place}",
+    "step": "its part of the model was executed on {place}",
+    "whole": "the whole model was executed on {place}",
 }
 
 
@@ -150,14 +166,26 @@ class CpuFallback:
         self._fallbacks.note(self._kind, self._device, error)
         return self.prepared
 
-    def perform(self, error: BaseException, job: Job) -> Result | None:
-        """Return what executes instead has made of the job, after a failure that is counted here.
+    def attempt(self, error: BaseException, executor: Executor, perform: Callable[[Executor], Result]) -> Result:
+        """Return what `perform` makes by `executor`, which is `prepared`: counted if it has executed, else logged."""
+        found = perform(executor)
+        connected = self._connected if executor.remote else None
+        place = f"device {connected.address!r}" if connected else _HERE
+        if found.status in _EXECUTED:
+            self._fallbacks.note(self._kind, self._device, error, place)
+        else:
+            refusal = status_error(found.status, found.message)
+            self._fallbacks.note_refusal(self._kind, self._device, error, place=place, refusal=refusal)
+        return found
+
+    def perform(self, error: BaseException, perform: Callable[[Executor], Result]) -> Result | None:
+        """Do as `attempt`, by what is prepared.
 
         None: it fails at that request as well, and the words of the file's own runtime are clearer than its own.
         """
-        executor = self.take_over(error)
+        executor = self.prepared
         try:
-            found = executor.perform(job)
+            found = self.attempt(error, executor, perform)
         except (PeerDied, DeviceFailed) as death:
             self.drop(executor, death)
             return None
@@ -249,7 +277,7 @@ def perform_with_fallback(
             raise failure
         return result._replace(message="; ".join([result.message, *vars(failure).get("__notes__", ())]))
     if not names_buffers(request):
-        if (found := cpu.perform(failure, job)) is not None:
+        if (found := cpu.perform(failure, lambda executor: executor.perform(job))) is not None:
             return found
         if result is None:  # as in a burst
             raise failure
@@ -260,7 +288,7 @@ def perform_with_fallback(
         evacuated = EvacuatedJob(cpu.model, job)
     except StatusError as error:  # an input without a value
         return error.as_result()
-    return evacuated.perform_by(cpu.take_over(failure))
+    return cpu.attempt(failure, cpu.prepared, evacuated.perform_by)
 
 
 def is_final(attempt: Callable[[], Result]) -> bool:
@@ -335,7 +363,7 @@ class FallbackExecutor:
         try:
             return self.prepared.launch(job)
         except FAILURES as error:
-            return self.replacement(error, life).launch(job)
+            return self.replacement(error, life).take_over(error).launch(job)
 
     def launch(self, job: Job) -> FencedExecution:
         """Launch it on the device; if it fails there, the CPU executes it in this process."""
@@ -367,18 +395,18 @@ class FallbackExecutor:
         try:
             return self.prepared.open_burst(options, parts._replace(fallback=self if self.fallback else None))
         except FAILURES as error:
-            return self.replacement(error, life).open_burst(options, parts)
+            return self.replacement(error, life).take_over(error).open_burst(options, parts)
 
     def free_memory(self, memory: Memory) -> None:
         """Let what executes now unmap a pool."""
         self.prepared.free_memory(memory)
 
-    def replacement(self, error: BaseException, life: int) -> Executor:
+    def replacement(self, error: BaseException, life: int) -> CpuFallback:
         """Return what executes after that failure, as `fallback_for` says; raise it when there is nothing."""
         cpu = self.fallback_for(error, life)
         if cpu is None:
             raise error
-        return cpu.take_over(error)
+        return cpu
 
     def fallback_for(self, error: BaseException, life: int) -> CpuFallback | None:
         """Return what executes after that failure of a request that was made in that `life`; it takes the place of a
@@ -398,9 +426,15 @@ class FallbackExecutor:
 
     # ---- for the bursts of its device
 
-    def replacement_at(self, error: BaseException, home: Home) -> Executor:
-        """Return what executes after a failure of the device in the life that was at that home, or raise it."""
-        return self.replacement(error, self._life_at(home))
+    def perform_at(self, error: BaseException, home: Home, perform: Callable[[Executor], Result]) -> Result:
+        """Return what `perform` makes by what executes after a failure of the device in the life that was at that home.
+
+        Raise the failure if there is nothing, or if the request fails there, too.
+        """
+        found = self.replacement(error, self._life_at(home)).perform(error, perform)
+        if found is None:
+            raise error
+        return found
 
     def perform_with_fallback(
         self, attempt: Callable[[], Result], job: Job, home: Callable[[BaseException], Home]
@@ -419,11 +453,6 @@ class FallbackExecutor:
         """The place where its device has prepared the model now; None while the CPU is in the device's place."""
         remote = self.prepared.remote
         return None if remote is None or self.is_replaced else remote.home
-
-    def drop(self, executor: Executor, death: BaseException) -> None:
-        """Do as `CpuFallback.drop`."""
-        if self.fallback:
-            self.fallback.drop(executor, death)
 
     def report(self) -> dict[str, Any]:
         """Return all fallbacks of the compiled model."""
