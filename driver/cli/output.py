@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -18,7 +19,7 @@ from rich.text import Text
 from fmq.printable import LAYOUT, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import IO
 
     from rich.console import ConsoleOptions, RenderableType
@@ -100,14 +101,30 @@ def _plain(found: Any) -> Any:
 def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), *, folds: bool = False
 ) -> None:
-    """`right`: columns to align at the right. `folds`: breaks long words; else the first column is never broken."""
-    table = Table(*(Column(word, overflow="fold" if folds else "ellipsis") for word in head))
-    table.columns[0].no_wrap = not folds
+    """Print all values, on several lines where the width is too small.
+
+    `right`: columns to align at the right. These and the first one are not broken if there is room for them, and
+    unless `folds`.
+    """
+    console, whole = TerminalConsole(), set() if folds else {0, *right}
+    if _least_width([head, *rows], whole) > console.width:
+        whole = set()
+    table = Table(*(Column(word, overflow="fold", no_wrap=number in whole) for number, word in enumerate(head)))
     for number in right:
-        table.columns[number].justify, table.columns[number].no_wrap = "right", True
+        table.columns[number].justify = "right"
     for row in rows:
         table.add_row(*map(Text, row))
-    TerminalConsole().print(table)
+    console.print(table)
+
+
+def _least_width(rows: Iterable[Sequence[str]], whole: Collection[int]) -> int:
+    """Return the width of a table that breaks no word, and no cell of the columns `whole`."""
+    columns = zip(*rows, strict=True)
+    widths = [
+        max(cell_len(part) for cell in cells for part in ([cell] if number in whole else cell.split() or [""]))
+        for number, cells in enumerate(columns)
+    ]
+    return sum(widths) + 3 * len(widths) + 1  # a line between columns, and a space on each side
 
 
 def print_line(words: str) -> None:

@@ -31,13 +31,25 @@ def command(shared, monkeypatch):
     """Runs `burst …` with devices that other tests use, too; asserts how it ends, and that nobody sees a traceback."""
     shared.enter(monkeypatch)
 
-    def call(*words, ends=0):
-        result = CliRunner(env={"COLUMNS": "200"}).invoke(burst, [str(word) for word in words])
+    def call(*words, ends=0, columns=200):
+        result = CliRunner(env={"COLUMNS": str(columns)}).invoke(burst, [str(word) for word in words])
         assert isinstance(result.exception, SystemExit | None), result.exception
         assert result.exit_code == ends, result.output
         return SimpleNamespace(out=result.stdout, err=result.stderr, json=lambda: json.loads(result.stdout))
 
     return call
+
+
+@pytest.fixture
+def unfolded():
+    """Of a printed table: the text of each column without its spaces, however it was folded."""
+
+    def columns(text):
+        rows = [line[1:-1].split("│") for line in text.splitlines() if line.startswith("│")]
+        assert len({len(row) for row in rows}) == 1, text
+        return ["".join("".join(cells).split()) for cells in zip(*rows, strict=True)]
+
+    return columns
 
 
 @pytest.fixture(scope="session")

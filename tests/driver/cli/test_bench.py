@@ -29,6 +29,18 @@ def test_compares_the_ways(command):
             assert way["processor"] > 0
 
 
+def test_no_figure_is_lost_in_80_columns(command, unfolded):
+    """Each way has its median and its ratio, with their intervals: what has no room is folded."""
+    shown = command("bench", *QUICK, columns=80).out
+    assert "…" not in shown
+    ways, p50, p99, processor, ratios = unfolded(shown)
+    assert ways == "".join(WAYS).replace(" ", "")
+    figure, interval = r"[\d.]+(us|ms|s)", r"\[[\d.]+\.\.[\d.]+\]"
+    for column, cell, number in ((p50, figure + interval, 4), (p99, figure, 4), (processor, figure, 4)):
+        assert re.fullmatch(f"({cell}){{{number}}}", column), column
+    assert re.fullmatch(rf"([\d.]+{interval}){{3}}", ratios), ratios
+
+
 @pytest.mark.integration
 def test_draws(command, tmp_path):
     """--plot writes the picture, and the table says the same."""

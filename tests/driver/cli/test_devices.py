@@ -112,3 +112,26 @@ def test_lists_what_others_serve(command, entries, monkeypatch, tmp_path):
     (found,) = command("devices", "--json").json()
     assert found["name"] == str(tmp_path / "litert.sock")
     assert "start it again with `burst serve`" in found["reason"]
+
+
+NARROW = 80
+STATED = driver.Capabilities({"TENSOR_QUANT8_ASYMM_SIGNED": driver.Performance(0.125, 1234.5)}, source="stated")
+
+
+def test_no_value_is_lost_in_80_columns(command, entries, unfolded, monkeypatch):
+    """Also with as many devices as there are, whose names are long: what has no room is folded."""
+    names = [f"onnxruntime-of-a-vendor-{number}" for number in range(8)]
+    entries(**dict.fromkeys(names, "driver.devices.reference:ReferenceDevice"))
+    monkeypatch.setattr(capabilities, "known", lambda *_: STATED)
+    found = command("devices", "--json").json()
+    shown = command("devices", columns=NARROW).out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= NARROW
+    listed, figures = shown.split("Capabilities: ")
+    assert unfolded(listed)[:3] == [
+        "".join(names),
+        "CPU" * len(names),
+        "".join(device["version"].replace(" ", "") for device in found),
+    ]
+    assert unfolded(figures) == ["sourceTENSOR_QUANT8_ASYMM_SIGNED", *["stated0.12(1234.50)"] * len(names)]
+    assert all(name in command("devices", columns=400).out for name in names)  # in one line, where there is room
