@@ -18,7 +18,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "warning": "red"}
 
 @click.command(epilog=examples("burst doctor", "burst doctor -- python app.py"))
 @click.option("--start", is_flag=True, help="Also start every installed device.")
-@click.option("--quiet", is_flag=True, help="Show warnings and notes alone.")
+@click.option("--quiet", is_flag=True, help="Leave out what is ok; the last line counts it.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def doctor(start: bool, quiet: bool, as_json: bool, command: tuple[str, ...]) -> None:

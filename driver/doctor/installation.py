@@ -6,17 +6,21 @@ import importlib
 import sys
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burst import BurstError
 from burst_engine.names import install_command
 from driver.client.device import connect
 from driver.devices import device_class, missing, names
+from driver.devices.nvidia import NODES
 from driver.errors import DeviceFailed, DriverError
 from driver.finding import Finding, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from driver.interface import Device
 
 _NEEDED = {
     "fmq._core": "compiled message queues; nothing runs without them",
@@ -71,10 +75,18 @@ def installed() -> Iterator[Finding]:
             remedy = "install what it lacks, or uninstall the package that provides it"
             yield Finding(f"device {name}", "warning", f"cannot be loaded: {error}", _NEEDS, remedy=remedy)
             continue
-        if lacks:
+        if lacks and not _may_have_hardware(kind):
+            yield Finding(f"device {name}", "ok", f"not installed, and this machine shows no {kind.type} for it")
+        elif lacks:
             yield Finding(f"device {name}", "note", f"not installed: {lacks.what}", _NEEDS, remedy=lacks.remedy)
         else:
             yield Finding(f"device {name}", "ok", f"version {kind.version}, {kind.type}; needs: {kind.needs}")
+
+
+def _may_have_hardware(kind: type[Device]) -> bool:
+    """Return False if none of the device files that it opens is here, nor another file of a GPU of NVIDIA's."""
+    nodes = [path for path in (*kind.needs.read_paths, *kind.needs.write_paths) if path.startswith("/dev/")]
+    return not nodes or any(Path(path).exists() for path in (*nodes, *NODES))
 
 
 def started() -> Iterator[Finding]:

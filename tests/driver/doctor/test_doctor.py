@@ -16,10 +16,11 @@ import refused_calls
 
 from burst_engine.names import install_command
 from driver import doctor
-from driver.devices import missing, names
+from driver.devices import Missing, missing, names
 from driver.devices.litert import LiteRtDevice
 from driver.doctor import examination, installation, latency_hint, machine
 from driver.finding import examined
+from driver.interface import Needs
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
 
@@ -311,6 +312,18 @@ def test_a_device_that_is_not_installed(monkeypatch, place):
     assert finding.remedy == install_command("litert")
     assert list(installation.started()) == []
     assert place.pids() == []
+
+
+@pytest.mark.parametrize(("node", "state"), [("/dev/null", "note"), ("/dev/no-such-gpu", "ok")])
+def test_a_device_for_hardware_that_is_not_there(monkeypatch, node, state):
+    """A GPU's device that is not installed is a note where there is a GPU, and else nothing that --quiet would show."""
+    kind = SimpleNamespace(type="GPU", needs=Needs(write_paths=(node,)))
+    monkeypatch.setattr(installation, "names", lambda: ["other-gpu"])
+    monkeypatch.setattr(installation, "device_class", lambda _: kind)
+    monkeypatch.setattr(installation, "missing", lambda _: Missing("a part is missing", "install it"))
+    monkeypatch.setattr(installation, "NODES", ())
+    (finding,) = installation.installed()
+    assert (finding.state, finding.remedy) == (state, "install it" if state == "note" else "")
 
 
 def test_a_device_that_cannot_be_loaded(monkeypatch):
