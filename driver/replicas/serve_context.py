@@ -22,6 +22,18 @@ class Serving:
         self._tasks: list[ModelServer] = []
         self._threads: list[BlockingServer] = []
 
+    if not TYPE_CHECKING:  # for which nothing else is here
+
+        def __getattr__(self, name: str) -> None:
+            """Raise AttributeError, which says where the server is that has this."""
+            remedy = ""
+            if not name.startswith("_") and (hasattr(ModelServer, name) or hasattr(BlockingServer, name)):
+                opens = f"with compiled.serve() as server: server.{name}"
+                remedy = f": the server that has it is what `with` gives ({opens}), or `async with` in a task"
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{remedy}", name=name, obj=self
+            )
+
     async def __aenter__(self) -> ModelServer:
         server = self._make()
         await server.open()

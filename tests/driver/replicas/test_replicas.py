@@ -498,6 +498,18 @@ class TestThreads:
         with pytest.raises(DeviceUnavailable, match="closed"):
             server.run(np.zeros((1, 4), np.float32))
 
+    @pytest.mark.parametrize("name", ["stats", "run", "submit", "drain"])
+    def test_before_the_block_there_is_no_server(self, compiled, name):
+        """What only a server has is asked of `serve()` itself: the error says where the server comes from."""
+        serving = compiled.serve()
+        words = rf"no attribute '{name}': .* `with` gives \(with compiled\.serve\(\) as server: server\.{name}\)"
+        with pytest.raises(AttributeError, match=words):
+            getattr(serving, name)
+        with serving as server:
+            assert callable(getattr(server, name))
+        with pytest.raises(AttributeError, match=r"no attribute 'statistics'$"):
+            serving.statistics()
+
     def test_submit(self, compiled):
         """`submit` returns at once; its future has the outputs or the error."""
         with compiled.serve(queue=50) as server:
