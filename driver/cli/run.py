@@ -201,7 +201,7 @@ class _Ran:
         "burst run net.tflite",
         "burst run yolo.onnx --input photo.jpg --shape 1x3x320x320 --top 3",
         "burst run yolo.onnx --input clip.mp4 --frames 100 --output out.npz",
-        "burst run vad.onnx --input input=speech.wav --block 512 --input sr=16000",
+        "burst run silero_vad.onnx --input input=speech.wav --block 576 --hop 512 --input sr=16000",
         "burst run net.tflite --input image=photo.jpg --input state=random --device litert",
         "burst run words.onnx --stream --state present=past --until token=2 --frames 100",
     )
