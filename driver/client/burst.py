@@ -15,7 +15,7 @@ from burst._hot import HotBurst
 from burst.dropped import later
 from burst.errors import timed_out
 from driver.client.burst_requests import RUNNING
-from driver.client.device_stream import DeviceStream
+from driver.client.device_stream import DeviceStream, EndedMemory
 from driver.client.names import together
 from driver.client.recovering_stream import RecoveringStream
 from driver.client.surface import AnyBurst
@@ -49,6 +49,7 @@ class Burst(HotBurst, AnyBurst):
         self._ready_for: tuple[object, ...] = ()
         self._ready: list[OutputSet] = []
         self._streams: WeakSet[ResultStream] = WeakSet()
+        self._ended = EndedMemory()
         weakref.finalize(self, _drop, pipeline).atexit = False
 
     @property
@@ -206,9 +207,9 @@ class Burst(HotBurst, AnyBurst):
         prepared, options = self._session.prepared, self._pipeline.options
         stream: ResultStream
         if options.recover:
-            stream = RecoveringStream(prepared, plan, inputs, options, deadline=deadline)
+            stream = RecoveringStream(prepared, plan, inputs, options, deadline=deadline, ended=self._ended)
         else:
-            stream = DeviceStream(prepared, plan, inputs, options, deadline=deadline)
+            stream = DeviceStream(prepared, plan, inputs, options, deadline=deadline, ended=self._ended)
         self._streams.add(stream)
         if self._session.is_closed:  # meanwhile
             stream.close_with_burst()
@@ -228,6 +229,7 @@ class Burst(HotBurst, AnyBurst):
         self._pipeline.close()
         for stream in list(self._streams):
             stream.close_with_burst()
+        self._ended.close()
         self._forget()
 
 

@@ -8,10 +8,22 @@ device that take turns, in one if its size may change, or, where results have it
 from __future__ import annotations
 
 import weakref
+from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import ErrorStatus, GeneralFailure, OutputShape, Request, RequestArgument, Result, ResultsHeld
+from burst import (
+    ErrorStatus,
+    GeneralFailure,
+    OutputShape,
+    PeerDied,
+    Request,
+    RequestArgument,
+    Result,
+    ResultsHeld,
+    StatusError,
+)
 from burst.dropped import later
 from burst.errors import status_error
 from burst.messages import NO_TIMING
@@ -43,12 +55,24 @@ _HINT = "; an output that is fed back and in `also` or `until` keeps the shape o
 
 
 class StepMemory:
-    """Where the steps of a stream read and write: inputs, and for each fed value that stays there two buffers."""
+    """Where the steps of a stream read and write: inputs, outputs, and for each fed value that stays there two buffers.
+
+    What a stream that has ended had is used again: then the device knows its requests.
+    """
 
     def __init__(
-        self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any, loop_timeout: float | None = None
+        self,
+        executor: RemoteExecutor,
+        plan: StreamPlan,
+        inputs: Any,
+        loop_timeout: float | None = None,
+        *,
+        used: StepMemory | None = None,
     ) -> None:
-        """Fill the inputs, and allocate. Raise ValueError, StatusError, PeerDied."""
+        """Fill the inputs, and allocate what `used`, of a stream that has ended, does not have.
+
+        Raise ValueError, StatusError, PeerDied.
+        """
         self._model, self._plan = model, _ = executor.model, plan
         self._loop_timeout = loop_timeout
         self._graph, self._fed = model.main, {n for _, n in plan.feedback}
@@ -62,11 +86,28 @@ class StepMemory:
             if not buffer.is_on_device:
                 raise ValueError(f"input {self.names[n]!r}: that buffer lies in shared memory; give its array")
         arrays = [None if n in self._given else array for n, array in enumerate(given)]
-        self._inputs = InputSet(model, input_shapes(model, arrays))
-        self._inputs.fill(arrays)
         self._first_sizes = layouts_of(model).of_outputs(None).sizes
-        self.buffers = self._allocated(executor)
+        if used and not used.suits(executor, plan):
+            used = None
+        self._inputs: InputSet = InputSet(model, input_shapes(model, arrays), used._inputs.memory if used else None)
+        self._inputs.fill(arrays)
+        self._outputs, self._spare = list[OutputSet](), used._unheld() if used else deque[OutputSet]()
+        self.buffers: dict[tuple[int, int], list[Buffer]] = used.buffers if used else self._allocated(executor)
         check_buffers([*self._given.values()], executor.device.connection)
+
+    def suits(self, executor: RemoteExecutor, plan: StreamPlan) -> bool:
+        """Return True if a stream by this plan can have it."""
+        if (plan.feedback, plan.told) != (self._plan.feedback, self._plan.told):
+            return False
+        with suppress(ValueError, StatusError, PeerDied):
+            check_buffers([each for pair in self.buffers.values() for each in pair], executor.present_home().connection)
+            return True
+        return False
+
+    def _unheld(self) -> deque[OutputSet]:
+        """Return the memory of outputs, in the order of its use; another one in the place of what the caller holds."""
+        found = (*self._outputs, *self._spare)
+        return deque(OutputSet(self._model, each.sizes) if each.is_held() else each for each in found)
 
     def _allocated(self, executor: RemoteExecutor) -> dict[tuple[int, int], list[Buffer]]:
         """Return the two buffers of each state, or twice one that is updated in place if its size may change."""
@@ -85,14 +126,31 @@ class StepMemory:
         """Return the shapes of the outputs that results have."""
         return [shape for n, shape in enumerate(shapes) if n in self._plan.told]
 
-    def outputs(self, shapes: Sequence[OutputShape] = (), least: Sequence[int] = ()) -> OutputSet:
-        """Return memory for the outputs that results have: of these shapes, and of so many bytes at least."""
+    def sizes(self, shapes: Sequence[OutputShape] = (), least: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return the bytes of each output that results have, of these shapes, and so many at least; 1 of another."""
         sizes, told = list(least or self._first_sizes), self._plan.told
         for n, found in enumerate(shapes):
             if n in told:
                 needed = nbytes(self._graph.operands[self._graph.outputs[n]], found.dimensions)
                 sizes[n] = max(needed, sizes[n]) if least else needed
-        return OutputSet(self._model, [size if n in told else 1 for n, size in enumerate(sizes)])
+        return tuple(size if n in told else 1 for n, size in enumerate(sizes))
+
+    def outputs(self, sizes: Sequence[int]) -> OutputSet:
+        """Return memory for outputs of these sizes in bytes."""
+        found = self._spare.popleft() if self._spare else None
+        if found is None or tuple(found.sizes) != tuple(sizes):
+            found = OutputSet(self._model, sizes)
+        self._outputs.append(found)
+        return found
+
+    def forget_given(self) -> None:
+        """Let go of the caller's buffers."""
+        self._given.clear()
+
+    def forget_outputs(self) -> None:
+        """Let go of the outputs up to now: they were too small."""
+        self._outputs.clear()
+        self._spare.clear()
 
     def request(self, step: int, to: OutputSet, before: OutputSet | None, shapes: Sequence[OutputShape]) -> Request:
         """Return the request of a step. `before`: the outputs of the step before it, of these shapes."""
@@ -120,6 +178,31 @@ class StepMemory:
         return with_loop_timeout(Request(tuple(inputs), tuple(outputs), tuple(pools)), self._loop_timeout)
 
 
+class EndedMemory:
+    """The memory of a burst's last stream that has ended, and that nobody refers to, for the next one. Any thread."""
+
+    def __init__(self) -> None:
+        self._kept: deque[StepMemory] = deque(maxlen=1)
+        self._is_closed = False
+
+    def keep(self, memory: StepMemory) -> None:
+        """Keep it, in the place of another one's, without the buffers that the caller gave."""
+        if not self._is_closed:
+            memory.forget_given()
+            self._kept.append(memory)
+
+    def take(self) -> StepMemory | None:
+        """Return it, once."""
+        with suppress(IndexError):
+            return self._kept.pop()
+        return None
+
+    def close(self) -> None:
+        """Keep none."""
+        self._is_closed = True
+        self._kept.clear()
+
+
 class Turns(NamedTuple):
     """The memory of the results of consecutive steps, which take turns, and where these arrive.
 
@@ -136,25 +219,38 @@ class DeviceStream(ResultStream):
     """A stream on one device. It goes on in larger memory where a result has outgrown what there was."""
 
     def __init__(
-        self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any, options: Options, *, deadline: float | None
+        self,
+        executor: RemoteExecutor,
+        plan: StreamPlan,
+        inputs: Any,
+        options: Options,
+        *,
+        deadline: float | None,
+        ended: EndedMemory,
     ) -> None:
         """Use `burst.stream_results`. The first step has run afterwards."""
         self._executor, self._plan, self._wait = executor, plan, Wait.of(None, deadline)
         self._is_latest, depth = options.policy == "latest", options.depth + 1
         self._depth = min(MOST_ROOM, depth + depth % 2)  # even, as two buffers take turns
-        self._memory = StepMemory(executor, plan, inputs, options.loop_timeout)
+        self._ended = ended
+        self._at_last: Any = None  # where its memory is kept for the next stream
+        self._memory = StepMemory(executor, plan, inputs, options.loop_timeout, used=ended.take())
         self._turns: Turns | None = None
         self._freed, self._skipped, self._is_closed, self._has_burst = 0, 0, False, True
         self._at_end: Any = None  # where it is dropped
         self._first: Result | None = self._first_step()
 
     def _first_step(self) -> Result:
-        memory, outputs = self._memory, self._memory.outputs()
+        memory = self._memory
+        outputs = memory.outputs(memory.sizes())
 
         def grown(result: Result) -> Request | None:
             nonlocal outputs
-            before, outputs = outputs.sizes, memory.outputs(result.output_shapes, outputs.sizes)
-            return None if outputs.sizes == before else memory.request(0, outputs, None, ())
+            before, needed = outputs.sizes, memory.sizes(result.output_shapes, outputs.sizes)
+            if needed == tuple(before):
+                return None
+            outputs = memory.outputs(needed)
+            return memory.request(0, outputs, None, ())
 
         job = Job(memory.request(0, outputs, None, ()), self._wait)
         result = perform_with_room(self._executor.perform, job, grown)
@@ -167,7 +263,7 @@ class DeviceStream(ResultStream):
         elif self._plan.most == 1:
             self._end_by(MOST)
         else:
-            self._open(memory.outputs(result.output_shapes).sizes)
+            self._open(memory.sizes(result.output_shapes))
         return found
 
     def _found(self, told: Iterable[OutputShape]) -> Result:
@@ -184,8 +280,10 @@ class DeviceStream(ResultStream):
     def _open(self, sizes: Sequence[int]) -> None:
         """Have the engine go on from here, with memory for outputs of these sizes in bytes."""
         memory, begin, depth = self._memory, self._done, self._depth
+        if self._turns:
+            memory.forget_outputs()
         count = depth if self._plan.told else 1
-        sets = [memory.outputs((), sizes) for _ in range(count)] * (depth // count)
+        sets = [memory.outputs(sizes) for _ in range(count)] * (depth // count)
         requests = [memory.request(begin, sets[0], self._last, self._shapes)]
         turns = range(1, 1 + (depth if count > 1 else 2))  # those without results differ in their buffers alone
         requests += [memory.request(begin + n, sets[n % depth], sets[n - 1], self._shapes) for n in turns]
@@ -292,9 +390,15 @@ class DeviceStream(ResultStream):
         if number:  # those before it were dropped, perhaps
             self._last, self._done = turns.sets[(number - 1) % self._depth], turns.begin + number
         before = turns.sets[0].sizes
-        needed = self._memory.outputs(self._seen(iter(result.output_shapes)), before).sizes
+        needed = self._memory.sizes(self._seen(iter(result.output_shapes)), before)
         grown = [size if size == old else size + size // 2 for size, old in zip(needed, before, strict=True)]
-        return None if needed == before else grown
+        return None if needed == tuple(before) else grown
+
+    def _end_by(self, goes_on: int) -> None:
+        super()._end_by(goes_on)
+        if self.ended_by:
+            self._at_last = weakref.finalize(self, self._ended.keep, self._memory)
+            self._at_last.atexit = False
 
     @property
     def done(self) -> int:
@@ -308,6 +412,8 @@ class DeviceStream(ResultStream):
     @property
     def state(self) -> dict[str, Any]:
         self._check_ended()
+        if self._at_last:
+            self._at_last.detach()  # its buffers are the caller's
         memory, fed, last = self._memory, dict[str, Any](), (self._done - 1) % 2
         for m, n in self._plan.feedback:
             kept = memory.buffers.get((m, n))

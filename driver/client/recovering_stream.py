@@ -19,6 +19,7 @@ from driver.client.result_stream import ResultStream
 
 if TYPE_CHECKING:
     from burst import Result
+    from driver.client.device_stream import EndedMemory
     from driver.client.remote_executor import RemoteExecutor
     from driver.client.stream_plan import StreamPlan
     from driver.options import Options
@@ -30,9 +31,17 @@ class RecoveringStream(ResultStream):
     """A stream on one device, in segments. A death of the device costs the time of the steps since a checkpoint."""
 
     def __init__(
-        self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any, options: Options, *, deadline: float | None
+        self,
+        executor: RemoteExecutor,
+        plan: StreamPlan,
+        inputs: Any,
+        options: Options,
+        *,
+        deadline: float | None,
+        ended: EndedMemory,
     ) -> None:
         """Use `burst.stream_results`. The first step has run afterwards."""
+        self._ended = ended
         self._executor, self._plan, self._options, self._deadline = executor, plan, options, deadline
         model = executor.model
         self._names = tuple(tensor.name for tensor in model.inputs)
@@ -60,7 +69,8 @@ class RecoveringStream(ResultStream):
         self._home = self._executor.present_home().connection
         most = min(self._plan.checkpoint, self._plan.most - self._at)
         plan, options = self._plan._replace(most=most), self._options
-        segment = DeviceStream(self._executor, plan, tuple(self._given), options, deadline=self._deadline)
+        end, inputs = self._deadline, tuple(self._given)
+        segment = DeviceStream(self._executor, plan, inputs, options, deadline=end, ended=self._ended)
         self._segment = segment
         if self._is_closed:  # meanwhile
             segment.close()

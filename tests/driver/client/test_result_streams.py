@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from counters import DONE, FEED, LIMIT, STEP, VALUE, begin, counter, doubling, numbers
 from kills import SIDES, kill
 
 import driver
@@ -32,35 +33,7 @@ from driver.client.stream_plan import StreamPlan
 from driver.protocol.stream_terms import StreamTerms
 from fmq.clock import FOREVER
 
-STEP, LIMIT, VALUE, DONE = "input_0", "input_1", "output_0", "output_1"
-FEED = {VALUE: STEP}
 TERMS = StreamTerms(number=0, end=FOREVER, most=1, room=1, stop=None, requests=())
-
-
-def counter(by=1.0):
-    """value = step + by, and whether that is at least the limit."""
-    builder = driver.ModelBuilder()
-    step, limit = builder.input("float32", (4,)), builder.input("float32", (4,))
-    value = builder.operation("ADD", step, np.full(4, by, np.float32), 0)
-    builder.output(value)
-    builder.output(builder.operation("GREATER_EQUAL", value, limit))
-    return builder.build()
-
-
-def doubling():
-    """x, twice."""
-    builder = driver.ModelBuilder()
-    x = builder.input("float32", (0,))
-    builder.output(builder.operation("CONCATENATION", x, x, 0))
-    return builder.build()
-
-
-def begin(limit=1e9):
-    return {STEP: np.zeros(4, np.float32), LIMIT: np.full(4, limit, np.float32)}
-
-
-def numbers(stream, name=VALUE):
-    return [int(result.outputs[name][0]) for result in stream]
 
 
 @pytest.fixture
