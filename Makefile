@@ -32,7 +32,7 @@ integration: $(VENV)/integration $(VENV)/kserve/installed $(VENV)/swiftshader/in
 	BURST_INTEGRATION=1 $(RUN_TESTS) -n 2 -m "integration and not stress" $(ONLY)
 
 # C that clang-format writes; comments are wrapped by hand.
-FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq burst libburst,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp))
+FORMATTED = $(wildcard $(foreach folder,fmq fmq/python libfmq burst libburst oip,csrc/$(folder)/*.[ch] csrc/$(folder)/*.hpp csrc/$(folder)/*.cc))
 
 check: $(VENV)/check $(VENV)/test ## linters, types, and tests that read the sources
 	$(BIN)/ruff check

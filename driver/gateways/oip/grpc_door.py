@@ -47,6 +47,8 @@ _UNREAD_EVICTED = "answers that are not read take too much memory, this one amon
 _LOOK = 0.25  # seconds between two looks at what calls wait for, and at this process's memory
 _FEW = 8  # looks
 _COPIES = 2  # of an answer that is not read: Python's and gRPC's
+PEER = "burst-peer"
+"""The metadata in which a door in front of this one says whose call it is."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -175,9 +177,9 @@ class GrpcFront:
             raise invalid(f"the message is not a {method} request of the Open Inference Protocol") from None
 
 
-def _traceparent(context: Any) -> str:
-    """Return the client's span, as it says in the call's metadata; "" where it does not."""
-    found = next((value for key, value in context.invocation_metadata() if key == "traceparent"), "")
+def _metadata(context: Any, name: str) -> str:
+    """Return what a call's metadata has by that name; "" where it has nothing."""
+    found = next((value for key, value in context.invocation_metadata() if key == name), "")
     return found if isinstance(found, str) else ""
 
 
@@ -323,9 +325,18 @@ class GrpcDoor:
     """A gRPC server at one address."""
 
     def __init__(
-        self, service: InferenceService, address: str, limits: DoorLimits, credentials: Credentials | None = None
+        self,
+        service: InferenceService,
+        address: str,
+        limits: DoorLimits,
+        credentials: Credentials | None = None,
+        *,
+        is_behind: bool = False,
     ) -> None:
-        """Listen at "HOST:PORT" or "unix:PATH"; `port` says which. Raise OSError where it cannot."""
+        """Listen at "HOST:PORT" or "unix:PATH"; `port` says which. `is_behind`: another door, which is trusted, has
+        this one's clients. Raise OSError where it cannot.
+        """
+        self._is_behind = is_behind
         self._front, self._limits = GrpcFront(service), limits
         self._unary_terms, self._stream_terms = CallTerms.of_unary(limits), CallTerms.of_stream(limits)
         self._unread, self._unsent = UnreadAnswers(), UnsentAnswers()
@@ -369,7 +380,7 @@ class GrpcDoor:
             packet = next(packets, b"")  # of a call that ends without a message, as if it were an empty one
             visit.work()
             try:
-                trace = _traceparent(context) if self._front.is_traced else ""
+                trace = _metadata(context, "traceparent") if self._front.is_traced else ""
                 answer = self._front.answer(
                     method, packet, context.time_remaining(), account=visit.account, trace=trace
                 )
@@ -410,7 +421,7 @@ class GrpcDoor:
     @contextmanager
     def _entered(self, limiter: PeerLimiter, context: Any, terms: CallTerms) -> Iterator[PeerVisit]:
         """Count a call that waits for its message. It is refused if there is no place for it."""
-        machine = _machine_of(context.peer())
+        machine = _machine_of(self._peer(context))
         visit = limiter.enter(machine, context.cancel)
         if visit is None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, terms.refused)
@@ -429,6 +440,10 @@ class GrpcDoor:
         finally:
             limiter.leave(visit)
             visit.end = _nothing  # no cycle: gRPC counts a call until Python has collected it
+
+    def _peer(self, context: Any) -> str:
+        said = _metadata(context, PEER) if self._is_behind else ""
+        return said or str(context.peer())
 
     def _end_overdue(self) -> None:
         """Cancel RPCs whose client sends no message, or leaves an answer unread: they would keep memory and a
@@ -515,4 +530,4 @@ def _contents(path: str) -> bytes:
         return file.read()
 
 
-__all__ = ["Credentials", "DoorLimits", "GrpcDoor", "GrpcFront"]
+__all__ = ["PEER", "Credentials", "DoorLimits", "GrpcDoor", "GrpcFront"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from driver.errors import DeviceFailed, NotPlaced
 from driver.gateways.account_process import AccountProcess, GatewayAccount, GatewayKeeper, kept_for, load_all
 from driver.gateways.oip.grpc_door import Credentials, DoorLimits, GrpcDoor
+from driver.gateways.oip.native_door import VARIABLE as NATIVE
+from driver.gateways.oip.native_door import NativeDoor
 from driver.gateways.oip.oip_address import OipAddress, oip_address
 from driver.gateways.oip.regions import RegionLimits, RegionTable
 from driver.gateways.oip.repository import ModelRepository
@@ -65,7 +67,7 @@ class InferenceServer:
             raise DeviceFailed(f"--models {folder}: there is no such folder; give one with .onnx and .tflite files")
         self._options, self._tables, self._memory = options, dict[int, RegionTable](), MemoryReturn()
         self.repository = _repository((device, *options.also), folder, options.rest)
-        self._doors: list[GrpcDoor | HttpDoor] = []
+        self.doors: list[GrpcDoor | HttpDoor | NativeDoor] = []
         self.addresses: list[str] = []  #: as clients use them
         self._spans = RequestSpans.to(options.otlp) if options.otlp else None
         with ExitStack() as stack:
@@ -81,11 +83,18 @@ class InferenceServer:
 
     def _open(self, address: OipAddress, service: InferenceService, stack: ExitStack) -> None:
         credentials = None if address.door.path else self._options.credentials
-        make = _http_door if address.is_http else _grpc_door
+        make = _http_door if address.is_http else self._grpc_maker()
         door = make(service, address.door, self._options.limits, credentials)
-        self._doors.append(door)
+        self.doors.append(door)
         stack.callback(address.door.remove)
         self.addresses.append(address.with_port(door.port))
+
+    def _grpc_maker(self) -> Any:
+        """Return what makes a door for gRPC: that in C++ where the environment names one, but not in the process of an
+        account, which may start nothing, and not where requests are traced.
+        """
+        is_native = bool(os.environ.get(NATIVE)) and self._options.rest is None and not self._spans
+        return NativeDoor if is_native else _grpc_door
 
     def _table(self, address: DoorAddress) -> RegionTable | None:
         """Return the shared memory of the account that the address is for; TCP addresses are for this process's."""
@@ -102,7 +111,7 @@ class InferenceServer:
 
     def begin(self) -> None:
         """Serve from now on; models become ready one after the other."""
-        for door in self._doors:
+        for door in self.doors:
             door.begin()
         if self._options.rest is None:
             self.repository.begin()
@@ -111,7 +120,7 @@ class InferenceServer:
     def close(self) -> None:
         """Finish what runs."""
         self._memory.close()
-        for door in self._doors:
+        for door in self.doors:
             door.close(_GRACE)
         self.repository.close()
         for table in self._tables.values():

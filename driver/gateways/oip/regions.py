@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from weakref import WeakSet
 
 from burst import BurstError, Memory
@@ -71,6 +71,19 @@ class RegionSlice(NamedTuple):
     nbytes: int
 
 
+class RegionWatcher(Protocol):
+    """Is told of regions. Any thread."""
+
+    def region_ready(self, region: SharedRegion) -> None:
+        """Note a region before its client is told that it is registered."""
+
+    def region_gone(self, region: SharedRegion) -> None:
+        """Note a region that no request finds any more."""
+
+    def region_used(self, region: SharedRegion) -> float:
+        """Return when a request of its own last used a region: a time.monotonic()."""
+
+
 class RegionTable:
     """The regions of one account. Any thread."""
 
@@ -78,6 +91,7 @@ class RegionTable:
         """`uid`: who has to own the files."""
         self._uid, self._limits, self._lock = uid, limits, threading.Lock()
         self._is_of_others = uid != os.getuid()
+        self.watchers: list[RegionWatcher] = []
         self._regions: dict[str, SharedRegion] = {}
         self._nbytes = 0  # also of regions that have ended, while requests run on them
         self._count = 0
@@ -103,9 +117,15 @@ class RegionTable:
             raise _refused(name) from None
         with self._lock:
             is_new = self._regions.setdefault(name, region) is region
+            region.users += is_new  # its memory stays open until all have been told
         if not is_new:
             self._end(region)
             raise Refusal(RefusalCode.ALREADY_EXISTS, f"shared memory region {name!r} is registered already")
+        for each in self.watchers:
+            each.region_ready(region)
+            if region.is_ended:  # by another connection, perhaps before this watcher knew it
+                each.region_gone(region)
+        self.leave(region)
 
     def _has_room(self, nbytes: int) -> bool:
         limits = self._limits
@@ -145,12 +165,26 @@ class RegionTable:
     def expire(self) -> None:
         """End the regions that nothing has used for a while."""
         before = time.monotonic() - self._limits.idle
+        for region in self._unused_since(before):
+            region.used = max(region.used, *(each.region_used(region) for each in self.watchers), 0.0)
         with self._lock:
-            ended = [region for region in self._regions.values() if not region.users and region.used < before]
+            ended = [each for each in self._regions.values() if not each.users and each.used < before]
             for region in ended:
                 del self._regions[region.name]
         for region in ended:
             self._end(region)
+
+    def _unused_since(self, before: float) -> list[SharedRegion]:
+        with self._lock:
+            return [region for region in self._regions.values() if not region.users and region.used < before]
+
+    def all(self) -> RegionUse:
+        """Return every region. Its memory stays open until the block ends."""
+        with self._lock:
+            found = dict(self._regions)
+            for region in found.values():
+                region.users += 1
+        return RegionUse(self, found)
 
     def status(self, name: str) -> list[SharedRegion]:
         """Return the region of that name, or all. Raise Refusal."""
@@ -190,9 +224,10 @@ class RegionTable:
     def _end(self, region: SharedRegion) -> None:
         with self._lock:
             region.is_ended = True
-            is_unused = not region.users
-        if is_unused:
-            self._close(region)
+            region.users += 1
+        for each in self.watchers:
+            each.region_gone(region)
+        self.leave(region)
 
     def _close(self, region: SharedRegion) -> None:
         for lane in list(region.lanes):

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from driver.gateways.oip.model_config import CONFIG_FILE, FolderConfig, text_of
 from driver.gateways.oip.served_model import ServedModel
@@ -53,6 +53,16 @@ class ModelState:
     reason: str = ""
 
 
+class ModelWatcher(Protocol):
+    """Is told of models, one at a time."""
+
+    def ready(self, served: ServedModel) -> None:
+        """Note a model that requests find from now on."""
+
+    def gone(self, served: ServedModel) -> None:
+        """Note a model that no request finds any more, before it is closed."""
+
+
 class ModelRepository:
     """The models of a folder, by name and version. Any thread."""
 
@@ -62,6 +72,7 @@ class ModelRepository:
         self._lock = threading.Lock()  #: of what is below; held for moments
         self._loading = threading.Lock()  #: held while models are loaded
         self._states: dict[tuple[str, int], ModelState] = {}
+        self.watchers: list[ModelWatcher] = []
         self._unloaded: set[str] = set()  # by a client: they stay so until one loads them
         self._seen: dict[tuple[str, int], Stamp] = {}
         self.has_begun = False  #: what was in the folder at the beginning is loaded, or could not be
@@ -174,15 +185,22 @@ class ModelRepository:
             passed_over = ", ".join(served.config.ignored)
             note = f" ({CONFIG_FILE}: no effect here: {passed_over})" if passed_over else ""
             _LOG.info("%s/%d is ready%s", found.name, found.version, note)
+            for each in self.watchers:
+                each.ready(served)
             if old:
-                old.close()
+                self._finish(old)
 
     def _drop(self, key: tuple[str, int]) -> None:
         with self._lock:
             state = self._states.pop(key)
         if state.served:
-            state.served.close()
+            self._finish(state.served)
             _LOG.info("%s/%d is unloaded", *key)
+
+    def _finish(self, served: ServedModel) -> None:
+        for each in self.watchers:
+            each.gone(served)
+        served.close()
 
     # ---- what clients ask
 

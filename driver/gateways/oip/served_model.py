@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import DeviceUnavailable
 from driver.gateways.oip.classification import classified
@@ -39,6 +39,34 @@ _STAGES = "queue", "compute_input", "compute_infer", "compute_output"
 
 class ModelGone(DeviceUnavailable):
     """A version was unloaded, or another file has taken its place. Nothing was executed for the request."""
+
+
+class AnsweredElsewhere(NamedTuple):
+    """The figures of requests to a model that another process has answered. last: milliseconds since 1970."""
+
+    requests: int = 0
+    rows: int = 0
+    last: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    late: int = 0
+    late_ns: int = 0
+
+    def plus(self, other: AnsweredElsewhere) -> AnsweredElsewhere:
+        """Return both together."""
+        summed = map(sum, zip(self, other, strict=True))
+        return AnsweredElsewhere(*summed)._replace(last=max(self.last, other.last))
+
+
+NOTHING_ELSEWHERE = AnsweredElsewhere()
+
+
+class CountsElsewhere(Protocol):
+    """A process that answers requests, too."""
+
+    def counts(self, served: ServedModel) -> AnsweredElsewhere:
+        """Return the figures of those to that model."""
 
 
 class PriorityLane:
@@ -79,14 +107,15 @@ class ServedModel:
 
     def __init__(self, name: str, version: str, path: Path, config: FolderConfig, device: str) -> None:
         """Load the file. Raise what `driver.load` and `driver.compile` raise, and Refusal."""
-        self.name, self.version, self.config, self._device = name, version, config, device
+        self.name, self.version, self.config, self.device = name, version, config, device
         self.kind = path.suffix.lower().removeprefix(".")
-        self._model = load(path, optional=False).named(name)
-        self.ports = ModelPorts(self._model)
-        config.check(self._model)
+        self.model = load(path, optional=False).named(name)
+        self.ports = ModelPorts(self.model)
+        config.check(self.model)
         self._labels = config.labels(path.parent.parent)
         self._lock, self._engines = threading.Lock(), dict[str, PriorityLane]()
         self._statistics = InferenceCounts()
+        self.elsewhere: list[CountsElsewhere] = []  #: which answers requests to it, too
         self._is_closed = False
         self._engine("medium")
 
@@ -101,7 +130,7 @@ class ServedModel:
             if priority not in self._engines:
                 label = f"{self.name}/{self.version}"
                 self._engines[priority] = PriorityLane(
-                    self._model, self._device, self.config, self.ports, name=label, priority=priority
+                    self.model, self.device, self.config, self.ports, name=label, priority=priority
                 )
             return self._engines[priority]
 
@@ -166,7 +195,7 @@ class ServedModel:
             raise invalid(f"model {self.name!r} answers many times: its tensors come in messages, not in shared memory")
         given = self.ports.ordered(call.given, self.config.max_batch_size)
         inputs = tuple(port.array(each) for port, each in zip(self.ports.inputs, given, strict=True))
-        plan = terms.plan(CONFIG_FILE, self._model, call.most)
+        plan = terms.plan(CONFIG_FILE, self.model, call.most)
         wanted = self._told(call, plan.told)
         its = self._engine(call.priority).compiled.burst(depth=DEPTH)
         ready = time.monotonic_ns()
@@ -224,7 +253,8 @@ class ServedModel:
             if engine.joins:
                 batches.update(engine.joins.stats()["batches"])
         joined = sum((rows - 1) * count for rows, count in batches.items())
-        return {"name": self.name, "version": self.version, **self._statistics.report(joined)}
+        others = [each.counts(self) for each in self.elsewhere]
+        return {"name": self.name, "version": self.version, **self._statistics.report(joined, others)}
 
     def burst_stats(self) -> list[dict[str, Any]]:
         """Return the statistics of the lanes' bursts: what was copied, and how long each stage took."""
@@ -262,15 +292,23 @@ class InferenceCounts:
             self._failed += 1
             self._failed_ns += ns
 
-    def report(self, joined: int) -> dict[str, Any]:
-        """Return the figures. `joined`: requests that ran in the execution of another one."""
+    def report(self, joined: int, others: Sequence[AnsweredElsewhere] = ()) -> dict[str, Any]:
+        """Return the figures, with those of other processes. `joined`: requests that ran in the execution of another
+        one.
+        """
         with self._lock:
-            stages = {stage: {"count": self._succeeded, "ns": ns} for stage, ns in self._ns.items()}
-            success = {"count": self._succeeded, "ns": sum(self._ns.values())}
-            fail = {"count": self._failed, "ns": self._failed_ns}
+            succeeded = self._succeeded + sum(each.requests for each in others)
+            ns = dict(self._ns)
+            for each in others:
+                for stage, more in zip(_STAGES[1:], each[3:6], strict=True):
+                    ns[stage] += more
+            stages = {stage: {"count": succeeded, "ns": taken} for stage, taken in ns.items()}
+            success = {"count": succeeded, "ns": sum(ns.values())}
+            failed = self._failed + sum(each.late for each in others)
+            fail = {"count": failed, "ns": self._failed_ns + sum(each.late_ns for each in others)}
             return {
-                "last_inference": self._last,
-                "inference_count": self._rows,
-                "execution_count": max(0, self._succeeded - joined),
+                "last_inference": max(self._last, *(each.last for each in others), 0),
+                "inference_count": self._rows + sum(each.rows for each in others),
+                "execution_count": max(0, succeeded - joined),
                 "inference_stats": {"success": success, "fail": fail, **stages},
             }

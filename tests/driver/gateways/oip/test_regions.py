@@ -51,6 +51,35 @@ def refusal(table, key, offset=0, nbytes=PAGE, name="region"):
     return error.value.text.replace(repr(name), "")
 
 
+class Knows:
+    """A watcher to which another connection unregisters a region while it is told of it."""
+
+    def __init__(self, table):
+        self.table, self.regions, self.descriptors = table, [], []
+
+    def region_ready(self, region):
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(self.table.unregister, region.name).result()
+        self.descriptors.append(os.fstat(region.memory.fd).st_size)
+        self.regions.append(region)
+
+    def region_gone(self, region):
+        if region in self.regions:
+            self.regions.remove(region)
+
+    def region_used(self, region):
+        return 0.0
+
+
+def test_a_region_that_ends_as_it_begins(table):
+    """Its memory is open while watchers are told of it, they know it no longer, and its room is there again."""
+    table.watchers.append(watcher := Knows(table))
+    for _ in range(4):
+        with shm_file() as path:
+            table.register("r", path.name, 0, PAGE)
+    assert (watcher.regions, watcher.descriptors) == ([], [PAGE] * 4)
+
+
 def are_mapped(keys):
     """Whether this process, which is the server's and the client's, has mapped one of them."""
     maps = Path("/proc/self/maps").read_text().splitlines()
