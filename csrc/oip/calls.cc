@@ -3,6 +3,9 @@
 #include <new>
 #include <utility>
 
+/* Exported by gRPC, but in none of its headers: how a call's client has packed its messages. */
+grpc_compression_algorithm grpc_call_test_only_get_compression_algorithm(grpc_call *call);
+
 namespace oip {
 namespace {
 
@@ -58,7 +61,8 @@ void call::has_come(bool ok) {
     }
     std::string why = door_.visits_.work(this, request_.Length());
     if (!why.empty()) return end(grpc::StatusCode::RESOURCE_EXHAUSTED, why);
-    bool is_here = ok && context_.method() == INFER && try_here();
+    bool is_here =
+        ok && context_.method() == INFER && packing() == GRPC_COMPRESS_NONE && try_here();
     if (!is_here) forward();
 }
 
@@ -75,10 +79,17 @@ void call::is_done(bool ok) {
     if (waits_for) waits_for->forget(this);
 }
 
-void call::end(grpc::StatusCode code, const std::string &text) {
+/* True: the caller is to begin the last operation. */
+bool call::ends() {
     std::lock_guard hold(lock_);
-    if (std::exchange(has_ended_, true)) return;
+    if (std::exchange(has_ended_, true)) return false;
     if (behind_) behind_->TryCancel();
+    return true;
+}
+
+void call::end(grpc::StatusCode code, const std::string &text) {
+    if (!ends()) return;
+    door_.visits_.go(this, 0, true);
     stream_.Finish(grpc::Status(code, text), tag(&call::is_answered));
 }
 
@@ -87,10 +98,14 @@ void call::answer() {
     packet_ = grpc::Slice();
     job_.reset();
     door_.visits_.work(this, 0);
-    door_.visits_.is_read(this, reply_.Length());
-    std::lock_guard hold(lock_);
-    if (std::exchange(has_ended_, true)) return;
+    if (!ends()) return;
+    door_.visits_.go(this, reply_.Length(), true);
     stream_.WriteAndFinish(reply_, grpc::WriteOptions(), grpc::Status::OK, tag(&call::is_answered));
+}
+
+void call::cut() {
+    context_.TryCancel();
+    door_.connections_->note(context_.peer());
 }
 
 /* ---- here ------------------------------------------------------------------------------------ */
@@ -144,9 +159,16 @@ lane *call::execute(lane *its) {
 
 /* ---- behind ---------------------------------------------------------------------------------- */
 
+/* A few bytes can become any number, and gRPC 1.51 unpacks them before it looks at their size: so
+ * messages stay as they came, and Python's door unpacks them, whose gRPC stops in time. */
+grpc_compression_algorithm call::packing() {
+    return grpc_call_test_only_get_compression_algorithm(context_.c_call());
+}
+
 /* Under the lock. */
 void call::begin_behind() {
     behind_.emplace();
+    behind_->set_compression_algorithm(packing());
     behind_->set_deadline(context_.raw_deadline());
     behind_->AddMetadata(PEER, context_.peer());
 }
@@ -199,7 +221,7 @@ void call::to_behind(bool ok) {
 
 void call::from_behind(bool ok) {
     if (!ok) return both_->Finish(&status_, tag(&call::came_back));
-    door_.visits_.is_read(this, reply_.Length());
+    door_.visits_.go(this, reply_.Length(), false);
     std::lock_guard hold(lock_);
     if (has_ended_) both_->Read(&reply_, tag(&call::from_behind)); /* it is cancelled */
     else stream_.Write(reply_, tag(&call::to_client));

@@ -37,7 +37,7 @@ public:
     void begin(); /* waits for a client to make it */
     std::shared_ptr<visit> held() override { return weak_from_this().lock(); }
     void end(grpc::StatusCode code, const std::string &text) override;
-    void cut() override { context_.TryCancel(); }
+    void cut() override;
     /* Runs its job on a lane, NULL: on one that it opens; returns the lane if there is one still. */
     lane *execute(lane *its);
 
@@ -55,8 +55,10 @@ private:
     void came_back(bool ok);
     void is_answered(bool ok) { (void)ok; }
     bool try_here();
+    grpc_compression_algorithm packing();
     void begin_behind();
     void forward();
+    bool ends();
     void answer();
     /* a stream: from the client to Python's door, and back */
     void begin_stream();
@@ -121,7 +123,7 @@ private:
     std::condition_variable changed_;
     bool is_closing_ = false, has_ended_ = false;
     std::atomic<int> missing_{0}; /* calls that could not be expected */
-    std::atomic<int> living_{0}; /* calls: they alone begin operations */
+    std::atomic<int> living_{0};  /* calls: they alone begin operations */
 };
 
 } // namespace oip

@@ -19,23 +19,29 @@
 namespace oip {
 namespace {
 
-enum { PAUSE_MS = 100 }; /* while there are no descriptors */
+enum { PAUSE_MS = 100 };     /* while there are no descriptors */
+const double PATIENCE = 1.0; /* seconds for a client of which a call was cut */
 
 ino_t inode_of(int fd) {
     struct stat found;
     return fstat(fd, &found) || !S_ISSOCK(found.st_mode) ? 0 : found.st_ino;
 }
 
-std::string machine_of(const sockaddr_storage &peer) {
+/* As `plain_peer` has it. */
+std::string peer_of(const sockaddr_storage &peer) {
     char text[INET6_ADDRSTRLEN] = "";
     if (peer.ss_family == AF_INET) {
-        inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in &>(peer).sin_addr, text,
-                  sizeof text);
-        return oip::machine_of(std::string("ipv4:") + text + ":0");
+        const auto &its = reinterpret_cast<const sockaddr_in &>(peer);
+        inet_ntop(AF_INET, &its.sin_addr, text, sizeof text);
+        return std::string("ipv4:") + text + ":" + std::to_string(ntohs(its.sin_port));
     }
-    if (peer.ss_family != AF_INET6) return "unix";
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6 &>(peer).sin6_addr, text, sizeof text);
-    return oip::machine_of(std::string("ipv6:[") + text + "]:0");
+    if (peer.ss_family != AF_INET6) return "unix:";
+    const auto &its = reinterpret_cast<const sockaddr_in6 &>(peer);
+    bool is_mapped = IN6_IS_ADDR_V4MAPPED(&its.sin6_addr);
+    const void *bytes = its.sin6_addr.s6_addr + (is_mapped ? 12 : 0);
+    inet_ntop(is_mapped ? AF_INET : AF_INET6, bytes, text, sizeof text);
+    std::string host = is_mapped ? std::string("ipv4:") + text : std::string("ipv6:[") + text + "]";
+    return host + ":" + std::to_string(ntohs(its.sin6_port));
 }
 
 } // namespace
@@ -80,7 +86,7 @@ void connections::accept_one() {
     owned_fd fd(accept4(listener_.get(), reinterpret_cast<sockaddr *>(&peer), &n,
                         SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.get() < 0) return;
-    connection its = {inode_of(fd.get()), machine_of(peer)};
+    connection its = {inode_of(fd.get()), peer_of(peer), machine_of(peer_of(peer))};
     int one = 1;
     if (peer.ss_family != AF_UNIX) setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     {
@@ -107,6 +113,13 @@ bool connections::has_room(const std::string &machine) const {
     return all_.size() < limits::of_all(limits_.connections) && uint64_t(its) < limits_.connections;
 }
 
+void connections::note(const std::string &peer) {
+    std::string name = plain_peer(peer);
+    if (name.compare(0, 2, "ip")) return;
+    std::lock_guard hold(lock_);
+    for (auto &[fd, its] : all_) its.is_noted |= its.peer == name;
+}
+
 void connections::look() {
     std::lock_guard hold(lock_);
     forget_ended();
@@ -117,9 +130,10 @@ void connections::look() {
         owned_fd same(fcntl(fd, F_DUPFD_CLOEXEC, 0));
         if (same.get() < 0 || inode_of(same.get()) != its.inode) continue;
         if (ioctl(same.get(), SIOCOUTQ, &unsent)) continue;
+        its.is_noted &= unsent > 0;
+        double patience = its.is_noted ? std::min(PATIENCE, limits_.patience) : limits_.patience;
         if (unsent != its.unsent || !unsent) its.unsent = unsent, its.since = now;
-        else if (now - its.since > uint64_t(limits_.patience * 1e9))
-            shutdown(same.get(), SHUT_RDWR);
+        else if (now - its.since > uint64_t(patience * 1e9)) shutdown(same.get(), SHUT_RDWR);
     }
 }
 

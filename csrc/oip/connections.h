@@ -29,13 +29,17 @@ public:
     connections(owned_fd listener, const limits &its, std::unique_ptr<acceptor> to);
     ~connections();
     void begin();
-    void look();  /* now and then: ends those whose client takes nothing */
+    /* A call of that peer was cut: gRPC keeps what the client's windows let it write until the kernel
+     * has taken that, so the connection soon ends if its client takes nothing. Only of IP. */
+    void note(const std::string &peer);
+    void look();  /* four times a second: ends those whose client takes nothing */
     void close(); /* accepts no more */
 
 private:
     struct connection {
         ino_t inode;
-        std::string machine;
+        std::string peer, machine;
+        bool is_noted = false;
         int unsent = 0;
         uint64_t since = 0; /* it is so many bytes */
     };

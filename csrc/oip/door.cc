@@ -35,6 +35,7 @@ std::shared_ptr<grpc::ServerCredentials> credentials_of(const door_options &o) {
 void set_limits(grpc::ServerBuilder *b, const limits &its) {
     b->SetMaxReceiveMessageSize(int(its.message));
     b->SetMaxSendMessageSize(int(its.message));
+    b->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0); /* `call::packing` */
     b->AddChannelArgument("grpc.max_metadata_size", 16 << 10);
     b->AddChannelArgument("grpc.max_connection_idle_ms", int(its.idle * 1000));
     b->AddChannelArgument("grpc.max_concurrent_streams", int(its.requests));
@@ -135,7 +136,8 @@ void door::look() {
 void door::look_once(int n) {
     for (int missing = missing_.exchange(0); missing; missing--) expect();
     visits_.look();
-    if (n % LOOKS == 0) connections_->look(), models.rest();
+    connections_->look();
+    if (n % LOOKS == 0) models.rest();
 }
 
 void door::stop_late() {

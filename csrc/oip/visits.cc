@@ -9,6 +9,7 @@
 #include <malloc.h>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <unistd.h>
 #include <utility>
 
@@ -17,25 +18,13 @@ namespace {
 
 const uint64_t OF_ONE = UINT64_C(1) << 30, OF_ALL = UINT64_C(3) << 29; /* bytes that are held */
 const double YIELDS = 0.1; /* of the patience has a message before its call may have to yield */
-const uint64_t SMALL = 16 << 10; /* bytes of a message for which there is always room */
-const int FEW = 8;               /* looks */
+const uint64_t SMALL = 16 << 10;   /* bytes of a message for which there is always room */
+const uint64_t OF_CALL = 16 << 10; /* bytes that gRPC and this door take for one, at most */
+const int FEW = 8;                 /* looks */
 const char EVICTED[] = "other calls need this one's place or memory, because its request was not "
                        "there: send it again";
 
 uint64_t ns(double seconds) { return uint64_t(seconds * 1e9); }
-
-std::string decoded(const std::string &text) {
-    std::string found;
-    for (size_t i = 0; i < text.size(); i++) {
-        unsigned byte;
-        if (text[i] == '%' && sscanf(text.c_str() + i + 1, "%2x", &byte) == 1) {
-            found += char(byte), i += 2;
-        } else {
-            found += text[i];
-        }
-    }
-    return found;
-}
 
 /* Of IPv6 the network, in which a machine has 2**64 addresses; not on a link, where all share one. */
 std::string machine_of_ipv6(const std::string &host) {
@@ -69,10 +58,23 @@ limits limits::of(const std::string &text) {
     return l;
 }
 
+std::string plain_peer(const std::string &peer) {
+    std::string found;
+    for (size_t i = 0; i < peer.size(); i++) {
+        unsigned byte;
+        if (peer[i] == '%' && sscanf(peer.c_str() + i + 1, "%2x", &byte) == 1) {
+            found += char(byte), i += 2;
+        } else {
+            found += peer[i];
+        }
+    }
+    return found;
+}
+
 std::string machine_of(const std::string &peer) {
     size_t colon = peer.find(':');
     if (colon == std::string::npos || peer.compare(0, 2, "ip")) return peer.substr(0, colon);
-    std::string rest = decoded(peer.substr(colon + 1));
+    std::string rest = plain_peer(peer.substr(colon + 1));
     std::string host = rest.substr(0, rest.rfind(':'));
     if (peer.compare(0, 5, "ipv6:")) return host;
     if (!host.empty() && host.front() == '[') host = host.substr(1, host.rfind(']') - 1);
@@ -84,54 +86,62 @@ visit_table::visit_table(const limits &its) : limits_(its), idle_bytes_(private_
 std::string visit_table::enter(visit *v, std::string machine, bool is_stream) {
     endings ended;
     std::unique_lock guard(lock_);
-    std::string why = enter_here(v, std::move(machine), is_stream, &ended);
-    guard.unlock();
-    carry_out(ended);
-    return why;
-}
-
-/* Under the lock, as all below but what takes it. */
-std::string visit_table::enter_here(visit *v, std::string machine, bool is_stream, endings *to) {
+    bool has_place = has_room(machine, is_stream, &ended);
     account &its = accounts_[machine];
-    uint64_t most = 2 * limits_.requests + limits_.streams; /* also those that have no place */
-    if (its.calls >= most || all_.size() >= limits::of_all(most) ||
-        (!is_stream && !make_room(machine, to))) {
-        if (!its.calls) accounts_.erase(machine);
-        return std::to_string(limits_.requests) + " requests run; send this one later";
-    }
-    v->machine_ = std::move(machine), v->has_place_ = !is_stream;
+    v->machine_ = std::move(machine), v->has_place_ = has_place && !is_stream;
     v->state_ = is_stream ? visit::state::WORKS : visit::state::WAITS;
     v->since_ = burst_now();
     v->until_ = v->since_ + ns(limits_.seconds_for(limits_.message));
-    all_.insert(v);
-    its.calls++;
+    inside_.insert(v), its.inside++;
     its.present += v->has_place_, present_ += v->has_place_;
-    return "";
+    if (!has_place) goes_now(v, 0, true);
+    guard.unlock();
+    carry_out(ended);
+    return has_place ? "" : std::to_string(limits_.requests) + " requests run; send this one later";
+}
+
+/* Under the lock, as all below but what takes it. */
+bool visit_table::has_room(const std::string &machine, bool is_stream, endings *to) {
+    uint64_t most = 2 * limits_.requests + limits_.streams; /* also those that have no place */
+    if (inside_.size() >= limits::of_all(most)) return false;
+    auto its = accounts_.find(machine);
+    if (its != accounts_.end() && its->second.inside >= most) return false;
+    return is_stream || make_room(machine, to);
 }
 
 /* A place for a call of that machine: that of one of its own that waits for long, or of a machine
  * that has more than it. */
 bool visit_table::make_room(const std::string &machine, endings *to) {
-    uint64_t its = accounts_[machine].present, now = burst_now();
+    auto present = [&](const std::string &name) {
+        auto found = accounts_.find(name);
+        return found == accounts_.end() ? 0 : found->second.present;
+    };
+    uint64_t its = present(machine), now = burst_now();
     bool has_share = its >= limits_.requests;
     if (present_ < limits::of_all(limits_.requests) && !has_share) return true;
     visit *found = nullptr;
-    for (visit *v : all_) {
+    auto rank = [&](visit *each) { return std::pair(~present(each->machine_), each->since_); };
+    for (visit *v : inside_) {
         bool is_own = v->machine_ == machine;
-        if (v->state_ != visit::state::WAITS || v->has_ended_ || (!is_own && has_share)) continue;
+        if (v->state_ != visit::state::WAITS || (!is_own && has_share)) continue;
         if (is_own && now - v->since_ < ns(YIELDS * limits_.patience)) continue;
-        if (!is_own && accounts_[v->machine_].present <= its) continue;
-        auto rank = [&](visit *each) {
-            return std::pair(~accounts_[each->machine_].present, each->since_);
-        };
+        if (!is_own && present(v->machine_) <= its) continue;
         if (!found || rank(v) < rank(found)) found = v;
     }
-    if (found) evict(found, to);
+    if (found) refuse(found, grpc::StatusCode::RESOURCE_EXHAUSTED, EVICTED, to);
     return found;
 }
 
-void visit_table::end(visit *v, grpc::StatusCode code, const std::string &text, endings *to) {
+/* Of a call that waits. Its place is free now. */
+void visit_table::refuse(visit *v, grpc::StatusCode code, const std::string &text, endings *to) {
+    goes_now(v, 0, true);
     if (auto its = v->held()) to->push_back({std::move(its), code, text});
+}
+
+/* Of a call whose answer goes. Its bytes are counted until it has left. */
+void visit_table::cut(visit *v, endings *to) {
+    v->is_cut_ = true;
+    if (auto its = v->held()) to->push_back({std::move(its), grpc::StatusCode::OK, ""});
 }
 
 void visit_table::carry_out(const endings &all) {
@@ -140,120 +150,155 @@ void visit_table::carry_out(const endings &all) {
         else each.its->end(each.code, each.text);
 }
 
-/* Its place is free now; it leaves when its call has ended. */
-void visit_table::evict(visit *v, endings *to) {
-    give_place_up(v);
-    v->has_ended_ = true;
-    if (v->state_ == visit::state::IS_READ) end(v, grpc::StatusCode::OK, "", to);
-    else end(v, grpc::StatusCode::RESOURCE_EXHAUSTED, EVICTED, to);
+void visit_table::ask(visit *v, uint64_t bytes) {
+    accounts_[v->machine_].asked += bytes - v->asked_, asked_ += bytes - v->asked_;
+    v->asked_ = bytes;
 }
 
-void visit_table::give_place_up(visit *v) {
-    if (std::exchange(v->has_place_, false)) accounts_[v->machine_].present--, present_--;
+void visit_table::answer(visit *v, uint64_t bytes) {
+    accounts_[v->machine_].unread += bytes - v->answer_, unread_ += bytes - v->answer_;
+    v->answer_ = bytes;
 }
 
-void visit_table::hold(visit *v, uint64_t visit::*what, uint64_t bytes) {
+void visit_table::goes_now(visit *v, uint64_t bytes, bool is_last) {
     account &its = accounts_[v->machine_];
-    its.held += bytes - v->*what, held_ += bytes - v->*what;
-    v->*what = bytes;
+    if (std::exchange(v->has_place_, false)) its.present--, present_--;
+    if (inside_.erase(v)) its.inside--, its.going++, going_.insert(v);
+    v->state_ = visit::state::GOES, v->is_last_ = is_last;
+    v->until_ = burst_now() + ns(limits_.seconds_for(bytes));
+    answer(v, bytes + OF_CALL);
 }
 
 std::string visit_table::work(visit *v, uint64_t bytes) {
     std::lock_guard guard(lock_);
-    uint64_t its = accounts_[v->machine_].held;
+    uint64_t its = accounts_[v->machine_].asked;
     uint64_t more = bytes > v->asked_ ? bytes - v->asked_ : 0;
-    if (more > SMALL && (its + more > OF_ONE || held_ + more > OF_ALL)) {
+    if (more > SMALL && (its + more > OF_ONE || asked_ + more > OF_ALL)) {
         auto mib = [](uint64_t n) { return std::to_string(n >> 20); };
         return "requests of yours hold " + mib(its) + " MiB of " + mib(OF_ONE) + ", and all " +
-               mib(held_) + " of " + mib(OF_ALL) + ": there is no room for " + mib(bytes) +
+               mib(asked_) + " of " + mib(OF_ALL) + ": there is no room for " + mib(bytes) +
                " more; send this one again later";
     }
     if (v->state_ == visit::state::WAITS) v->state_ = visit::state::WORKS;
-    hold(v, &visit::asked_, bytes);
+    ask(v, bytes);
     return "";
 }
 
-void visit_table::is_read(visit *v, uint64_t bytes) {
+void visit_table::go(visit *v, uint64_t bytes, bool is_last) {
     std::lock_guard guard(lock_);
-    v->state_ = visit::state::IS_READ;
-    v->since_ = burst_now();
-    v->until_ = v->since_ + ns(limits_.seconds_for(bytes));
-    hold(v, &visit::answer_, bytes);
+    if (!v->is_last_) goes_now(v, bytes, is_last);
 }
 
 void visit_table::was_read(visit *v) {
     std::lock_guard guard(lock_);
+    if (v->is_last_ || !going_.erase(v)) return;
+    account &its = accounts_[v->machine_];
+    its.going--, its.inside++, inside_.insert(v);
     v->state_ = visit::state::WORKS;
-    hold(v, &visit::answer_, 0);
+    answer(v, 0);
 }
 
 void visit_table::leave(visit *v) {
     std::lock_guard guard(lock_);
-    if (!all_.erase(v)) return;
-    hold(v, &visit::asked_, 0), hold(v, &visit::answer_, 0);
-    give_place_up(v);
-    if (!--accounts_[v->machine_].calls) accounts_.erase(v->machine_);
+    if (!inside_.count(v) && !going_.count(v)) return;
+    goes_now(v, 0, true);
+    ask(v, 0), answer(v, 0);
+    going_.erase(v);
+    account &its = accounts_[v->machine_];
+    if (!--its.going && !its.inside) accounts_.erase(v->machine_);
 }
 
 void visit_table::look() {
     endings ended;
     std::unique_lock guard(lock_);
     bound_memory(&ended);
-    uint64_t now = burst_now();
-    std::ostringstream told;
-    told << "the request did not come whole within " << limits_.seconds_for(limits_.message)
-         << " s: send large tensors in shared memory";
-    for (visit *v : all_) {
-        if (v->state_ == visit::state::WORKS || v->until_ > now) continue;
-        bool is_read = v->state_ == visit::state::IS_READ;
-        end(v, is_read ? grpc::StatusCode::OK : grpc::StatusCode::DEADLINE_EXCEEDED, told.str(),
-            &ended);
-    }
+    end_overdue(&ended);
     guard.unlock();
     carry_out(ended);
 }
 
-/* Ends a call of the machine that has most of them, the one whose time is over first. */
-bool visit_table::evict_one(visit::state state, endings *to) {
-    visit *found = nullptr;
-    auto rank = [&](visit *v) {
-        const account &its = accounts_[v->machine_];
-        return std::pair(~(state == visit::state::IS_READ ? its.held : its.present), v->until_);
-    };
-    for (visit *v : all_)
-        if (v->state_ == state && !v->has_ended_ && (!found || rank(v) < rank(found))) found = v;
-    if (found) evict(found, to);
-    return found;
+void visit_table::end_overdue(endings *to) {
+    std::ostringstream told;
+    told << "the request did not come whole within " << limits_.seconds_for(limits_.message)
+         << " s: send large tensors in shared memory";
+    uint64_t now = burst_now();
+    std::vector<visit *> overdue;
+    for (visit *v : going_)
+        if (!v->is_cut_ && v->until_ <= now) cut(v, to);
+    for (visit *v : inside_)
+        if (v->state_ == visit::state::WAITS && v->until_ <= now) overdue.push_back(v);
+    for (visit *v : overdue) refuse(v, grpc::StatusCode::DEADLINE_EXCEEDED, told.str(), to);
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* What is beyond the usual is of answers if these are most of it, else of messages that are not
+ * whole. Those pay for answers that are being made, or that were cut a moment ago, only if it
+ * stays. */
 void visit_table::bound_memory(endings *to) {
-    if (all_.empty()) {
+    if (inside_.empty() && going_.empty()) {
         idle_bytes_ = private_bytes();
         with_answers_ = beyond_ = 0;
         return;
     }
-    uint64_t answers = 0;
-    bool has_answers = false;
-    for (visit *v : all_) {
-        has_answers |= v->state_ != visit::state::WAITS;
-        answers += v->answer_;
-    }
+    auto works = [](const visit *v) { return v->state_ == visit::state::WORKS; };
+    bool has_answers = !going_.empty() || std::any_of(inside_.begin(), inside_.end(), works);
     with_answers_ = has_answers ? FEW : std::max(0, with_answers_ - 1);
-    if (answers > limits_.incomplete) evict_one(visit::state::IS_READ, to);
-    uint64_t usual = idle_bytes_ + held_ + limits_.incomplete;
+    uint64_t usual = idle_bytes_ + asked_ + limits_.incomplete;
     uint64_t found = private_bytes();
     if (found > usual) malloc_trim(0), found = private_bytes();
     uint64_t excess = found > usual ? found - usual : 0;
+    uint64_t over = unread_ > limits_.incomplete ? unread_ - limits_.incomplete : 0;
     beyond_ = excess ? beyond_ + 1 : 0;
-    if (!excess) return;
-    if (2 * answers > limits_.incomplete + excess) { /* gRPC has copies of them, too */
+    if (over || (excess && 2 * unread_ > limits_.incomplete + excess)) {
         beyond_ = 0;
-        evict_one(visit::state::IS_READ, to);
-        return;
+        evict_unread(std::max(over, excess), to);
+    } else if (excess && (!with_answers_ || beyond_ >= FEW)) {
+        evict_waiting(1 + excess / limits_.message, to);
     }
-    /* What works for others may have taken it, and gives it back soon. */
-    if (with_answers_ && beyond_ < FEW) return;
-    for (uint64_t n = 1 + excess / limits_.message; n && evict_one(visit::state::WAITS, to); n--) {}
+}
+
+/* Ends so many calls, each of the machine that has most, and there the one whose time is over
+ * first. */
+void visit_table::evict_waiting(uint64_t count, endings *to) {
+    auto rank = [&](visit *v) { return std::pair(~accounts_[v->machine_].present, v->until_); };
+    for (; count; count--) {
+        visit *found = nullptr;
+        for (visit *v : inside_)
+            if (v->state_ == visit::state::WAITS && (!found || rank(v) < rank(found))) found = v;
+        if (!found) return;
+        refuse(found, grpc::StatusCode::RESOURCE_EXHAUSTED, EVICTED, to);
+    }
+}
+
+/* Cuts answers until so many bytes are or will be free; likewise, but by the bytes of answers. */
+void visit_table::evict_unread(uint64_t bytes, endings *to) {
+    struct pile {
+        uint64_t bytes = 0;
+        std::vector<visit *> calls;
+    };
+    std::map<std::string_view, pile> piles;
+    uint64_t free = 0;
+    for (visit *v : going_) {
+        if (v->is_cut_) {
+            free += v->answer_;
+            continue;
+        }
+        pile &its = piles[v->machine_];
+        its.bytes += v->answer_, its.calls.push_back(v);
+    }
+    for (auto &[name, its] : piles)
+        std::sort(its.calls.begin(), its.calls.end(),
+                  [](visit *a, visit *b) { return a->until_ > b->until_; });
+    auto by_bytes = [](const auto &a, const auto &b) { return a.second.bytes < b.second.bytes; };
+    while (free < bytes && !piles.empty()) {
+        auto most = std::max_element(piles.begin(), piles.end(), by_bytes);
+        pile &its = most->second;
+        visit *v = its.calls.back();
+        its.calls.pop_back(), its.bytes -= v->answer_, free += v->answer_;
+        if (its.calls.empty()) piles.erase(most);
+        cut(v, to);
+    }
 }
 
 } // namespace oip

@@ -1,12 +1,18 @@
 /* The calls of clients: how many there may be, how long each has, and what they hold.
  *
- * A call *waits* until its message is whole, then the door *works* for it, then its answer is
- * *read*. A call that waits may have to yield its place to one of a machine that has fewer; one that
- * the door works for never does. A call that waits or is read has a time, and is ended after it. All
- * of it is looked at four times a second (`look`), together with this process's memory: gRPC says
- * nothing of messages that are not whole, so they are what is left when all else is taken off. The
- * rules and the words are those of Python's door (driver/service/peer_limiter.py), which is also the
- * one that counts streams: here they have no place, and only what they hold is counted. */
+ * A call *waits* until its message is whole, then the door *works* for it, and then its answer *goes*
+ * to its client, who may not read it. A call that waits may have to yield its place to one of a
+ * machine that has fewer; one that the door works for never does. One whose answer goes has no place
+ * any more, also where the answer is a refusal: it is bounded by its bytes and its time alone, so no
+ * client is refused for what another one does not read. Where answers that go take too much, those
+ * of the machine that has most of them are cut.
+ *
+ * A call that waits, or whose answer goes, is ended when its time is over. All of it is looked at
+ * four times a second (`look`), together with this process's memory: gRPC says nothing of messages
+ * that are not whole, so they are what is left when all else is taken off. The rules and the words
+ * are those of Python's door (driver/service/peer_limiter.py, driver/gateways/oip/unread_answers.py),
+ * which is also the one that counts streams: here they have no place, and only what they hold is
+ * counted. */
 #ifndef OIP_VISITS_H
 #define OIP_VISITS_H
 
@@ -32,6 +38,9 @@ struct limits {
     static uint64_t of_all(uint64_t of_one) { return of_one + of_one / 2; }
 };
 
+/* What gRPC calls a peer, without its escapes: "ipv6:[::1]:80". */
+std::string plain_peer(const std::string &peer);
+
 /* A machine's name among those of visits, of what gRPC calls its peer. */
 std::string machine_of(const std::string &peer);
 
@@ -45,11 +54,11 @@ public:
 
 private:
     friend class visit_table;
-    enum class state { WAITS, WORKS, IS_READ };
+    enum class state { WAITS, WORKS, GOES };
     std::string machine_;
     state state_ = state::WAITS;
-    bool has_place_ = false, has_ended_ = false;
-    uint64_t since_ = 0, until_ = 0;   /* CLOCK_MONOTONIC ns */
+    bool has_place_ = false, is_last_ = false, is_cut_ = false;
+    uint64_t since_ = 0, until_ = 0;  /* CLOCK_MONOTONIC ns */
     uint64_t asked_ = 0, answer_ = 0; /* bytes */
 };
 
@@ -58,18 +67,22 @@ private:
 class visit_table {
 public:
     explicit visit_table(const limits &its);
-    /* Counts a call that waits; what its client is told if there is no place for it, else "". */
+    /* Counts a call that waits, or whose refusal goes: what its client is told, else "". */
     std::string enter(visit *v, std::string machine, bool is_stream);
     /* Its message is there, and takes so many bytes; likewise. */
     std::string work(visit *v, uint64_t bytes);
-    void is_read(visit *v, uint64_t bytes); /* an answer of so many bytes is on its way */
-    void was_read(visit *v);                /* of a stream: it is with the client */
+    /* An answer of so many bytes goes to its client; `is_last`: and the call ends with it. */
+    void go(visit *v, uint64_t bytes, bool is_last);
+    void was_read(visit *v); /* of a stream: its client has the answer */
     void leave(visit *v);
     void look();
 
 private:
+    using visits = std::unordered_set<visit *>;
     struct account {
-        uint64_t present = 0, calls = 0, held = 0; /* present: they have places */
+        uint64_t inside = 0, going = 0; /* calls */
+        uint64_t present = 0;           /* that have places */
+        uint64_t asked = 0, unread = 0; /* bytes */
     };
     struct ending {
         std::shared_ptr<visit> its;
@@ -77,21 +90,24 @@ private:
         std::string text;
     };
     using endings = std::vector<ending>;
-    std::string enter_here(visit *v, std::string machine, bool is_stream, endings *to);
+    bool has_room(const std::string &machine, bool is_stream, endings *to);
     bool make_room(const std::string &machine, endings *to);
-    void end(visit *v, grpc::StatusCode code, const std::string &text, endings *to);
+    void refuse(visit *v, grpc::StatusCode code, const std::string &text, endings *to);
+    void cut(visit *v, endings *to);
     static void carry_out(const endings &all);
-    void hold(visit *v, uint64_t visit::*what, uint64_t bytes);
-    void give_place_up(visit *v);
-    void evict(visit *v, endings *to);
-    bool evict_one(visit::state state, endings *to);
+    void ask(visit *v, uint64_t bytes);
+    void answer(visit *v, uint64_t bytes);
+    void goes_now(visit *v, uint64_t bytes, bool is_last);
+    void end_overdue(endings *to);
     void bound_memory(endings *to);
+    void evict_waiting(uint64_t count, endings *to);
+    void evict_unread(uint64_t bytes, endings *to);
 
     const limits limits_;
     std::mutex lock_;
-    std::unordered_set<visit *> all_;
+    visits inside_, going_; /* calls that wait or that it works for; whose answer goes */
     std::map<std::string, account> accounts_;
-    uint64_t present_ = 0, held_ = 0, idle_bytes_ = 0;
+    uint64_t present_ = 0, asked_ = 0, unread_ = 0, idle_bytes_ = 0;
     int with_answers_ = 0, beyond_ = 0; /* looks, as in `bound_memory` */
 };
 

@@ -30,22 +30,26 @@ class HalfRequest:
         "te": "trailers",
     }
 
-    def __init__(self, address, nbytes, method="ModelInfer", *, grants=False, body=bytes(16379)):
+    def __init__(self, address, nbytes, method="ModelInfer", *, grants=False, body=bytes(16379), packed=""):
         """Announces a message of so many bytes. `grants`: takes answers of any size, as far as windows go. `body`: it
-        begins with these, and goes on with zeros.
+        begins with these, and goes on with zeros. `packed`: how these say that they are compressed.
         """
         self._socket, self._windows, self.said = connected(address), {0: 65535, 1: 65535}, b""
         self._initial = 65535
         self._stream = self._socket.makefile("rb")
         fields = b"".join(
             b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-            for name, value in (self.FIELDS | {":path": f"/{messages.SERVICE}/{method}"}).items()
+            for name, value in self._fields(method, packed).items()
         )
         window = struct.pack(">HI", 4, 2**31 - 1) if grants else b""
         more = self._frame(self.WINDOW_UPDATE, struct.pack(">I", 2**31 - 1 - 65535)) if grants else b""
         begin = self.PREFACE + self._frame(self.SETTINGS, window) + more
         self._socket.sendall(begin + self._frame(self.HEADERS, fields, 4, 1))
-        self._left = memoryview(b"\0" + struct.pack(">I", nbytes) + body)
+        self._left = memoryview(struct.pack(">BI", bool(packed), nbytes) + body)
+
+    def _fields(self, method, packed):
+        found = self.FIELDS | {":path": f"/{messages.SERVICE}/{method}"}
+        return found | {"grpc-encoding": packed} if packed else found
 
     def _frame(self, kind, content=b"", flags=0, stream=0):
         return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + content
@@ -53,7 +57,7 @@ class HalfRequest:
     def send(self, nbytes):
         """Sends so many bytes of it, as the server grants them; returns early if the server says anything."""
         while nbytes > 0 and not self.said:
-            size = min(len(self._left), nbytes, *self._windows.values())
+            size = min(len(self._left), nbytes, 1 << 14, *self._windows.values())
             if size <= 0:
                 self._read()
                 continue
