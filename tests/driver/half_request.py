@@ -7,21 +7,22 @@ from typing import ClassVar
 from driver.gateways.oip import messages
 
 
-def connected(address):
-    """A connection to HOST:PORT, http://HOST:PORT or unix:PATH."""
+def connected(address, source=""):
+    """A connection to HOST:PORT, http://HOST:PORT or unix:PATH. `source`: the address of IP that it comes from."""
     if address.startswith("unix:"):
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(20)
         sock.connect(address.removeprefix("unix:"))
         return sock
     host, port = address.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
 
 
 class HalfRequest:
     """A connection of HTTP/2 with one call, of whose message only a part is sent, and whose answer is not read."""
 
-    PREFACE, SETTINGS, HEADERS, PING, WINDOW_UPDATE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 4, 1, 6, 8
+    PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE = 1, 3, 4, 6, 8
     FIELDS: ClassVar = {
         ":method": "POST",
         ":scheme": "http",
@@ -30,11 +31,11 @@ class HalfRequest:
         "te": "trailers",
     }
 
-    def __init__(self, address, nbytes, method="ModelInfer", *, grants=False, body=bytes(16379), packed=""):
+    def __init__(self, address, nbytes, method="ModelInfer", *, grants=False, body=bytes(16379), packed="", source=""):
         """Announces a message of so many bytes. `grants`: takes answers of any size, as far as windows go. `body`: it
         begins with these, and goes on with zeros. `packed`: how these say that they are compressed.
         """
-        self._socket, self._windows, self.said = connected(address), {0: 65535, 1: 65535}, b""
+        self._socket, self._windows, self.said = connected(address, source), {0: 65535, 1: 65535}, b""
         self._initial = 65535
         self._stream = self._socket.makefile("rb")
         fields = b"".join(
@@ -67,11 +68,11 @@ class HalfRequest:
         return self
 
     def _read(self):
-        """Reads a frame, and does what it says."""
+        """Reads a frame, and does what it says: the bytes of the answer in it, and whether the call has ended."""
         head = self._stream.read(9)
-        if not head:
+        if len(head) < 9:
             self.said = b"nothing"
-            return
+            return 0, True
         kind, flags, stream = head[3], head[4], struct.unpack(">I", head[5:])[0]
         content = self._stream.read(struct.unpack(">I", b"\0" + head[:3])[0])
         if kind in {self.SETTINGS, self.PING} and not flags & 1:
@@ -85,6 +86,18 @@ class HalfRequest:
             self._windows[stream] += struct.unpack(">I", content)[0]
         elif kind == self.HEADERS:
             self.said += content
+        return len(content) if kind == 0 else 0, kind == self.RESET or (kind in (0, self.HEADERS) and flags & 1)
+
+    def rest(self, *, takes=False):
+        """Reads on until the server has ended the call: the bytes of its answer. `takes`: all of it, as it comes."""
+        if takes:
+            more = struct.pack(">I", 2**30)
+            self._socket.sendall(b"".join(self._frame(self.WINDOW_UPDATE, more, 0, stream) for stream in (0, 1)))
+        nbytes, has_ended = 0, False
+        while not has_ended:
+            size, has_ended = self._read()
+            nbytes += size
+        return nbytes
 
     def told(self):
         """What the server says as it ends the call."""

@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import grpc
 import numpy as np
 import pytest
 from half_request import HalfRequest, connected
-from native_doors import EVERYTHING, answered, clean, descriptors, serving, until_here
+from native_doors import EVERYTHING, answered, clean, descriptors, served_of, serving, until_here
 from oip_models import Client, client_memory, rows, write_ranges, write_sum
 from tritonclient.utils import InferenceServerException, shared_memory
 from waiting import PATIENCE, until
@@ -32,15 +33,16 @@ pytestmark = pytest.mark.integration
 
 INFER = f"/{messages.SERVICE}/ModelInfer"
 SIZES = DoorLimits(message=1 << 20, requests=4, connections=6, streams=2, patience=0.4, idle=2.0)
+MOST_RUNNING = 16  # in csrc/oip/calls.h
 ENDED = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
 
 
 @contextlib.contextmanager
-def one_server(folder, program, options=EVERYTHING):
+def one_server(folder, program, options=EVERYTHING, *, sanitized=True):
     """A server at a Unix socket and a port, and a client of the first: .pid is the door's at it."""
     write_sum(folder / "models" / "sum.onnx")
     with (
-        clean(program, sanitized=True),
+        clean(program, sanitized=sanitized),
         serving(folder / "models", [f"unix:{folder}/s", "127.0.0.1:0"], program, options) as server,
         contextlib.closing(Client(server.addresses[0])) as client,
     ):
@@ -70,10 +72,10 @@ def request(**changes):
     return messages.ModelInferRequest(**{**usual, **changes}).SerializeToString()
 
 
-def shared_bytes(pid):
-    """Bytes of a process in shared memory."""
+def memory_of(pid, kind):
+    """Bytes that a process has of that kind: RssShmem in shared memory, VmHWM at most."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(kind))
 
 
 def has_ended(sock):
@@ -134,8 +136,8 @@ class TestProcess:
 
             until(is_here)
             ask(4_000_000)
-            large = shared_bytes(found.pid)
-            until(lambda: [*map(ask, range(50))] and shared_bytes(found.pid) < large - (16 << 20))
+            large = memory_of(found.pid, "RssShmem")
+            until(lambda: [*map(ask, range(50))] and memory_of(found.pid, "RssShmem") < large - (16 << 20))
 
     def test_descriptors_of_clients(self, one):
         """A client that sends descriptors with its bytes loses them: the door keeps none."""
@@ -356,21 +358,98 @@ class TestBounds:
                     call.leave()
             until_served(found.address)
 
-    def test_answers_that_are_not_read(self, tmp_path, sanitized):
-        """Calls that ask for much and read nothing have all places, and lose them: others are served."""
-        limits = DoorLimits(requests=2, patience=0.4, slowest=1 << 30)
-        write_ranges(tmp_path / "models" / "ranges.onnx")
+
+class Unread:
+    """Clients that ask for ranges and read nothing of them, at the address of a server's last door."""
+
+    def __init__(self, found, stack):
+        self.server, self._stack = found.server, stack
+        self.address, self.door = found.server.addresses[-1], found.server.doors[-1]
+        (self._served,) = served_of(found.server, "ranges")
+        client = stack.enter_context(contextlib.closing(Client(self.address)))
+
+        def is_here():
+            client.infer("ranges", [client.input("limit", np.array(5, np.int64))])
+            return self.answered
+
+        until(is_here)
+
+    @property
+    def answered(self):
+        return self.door.counts(self._served).requests
+
+    def ask(self, count, **options):
+        """A client that asks for so many numbers, once the door has answered it."""
         tensor = {"name": "limit", "datatype": "INT64", "shape": []}
-        raw = [np.int64(1_000_000).tobytes()]
-        packet = request(model_name="ranges", inputs=[tensor], raw_input_contents=raw)
-        with (
-            one_server(tmp_path, sanitized, EVERYTHING._replace(limits=limits)) as found,
-            contextlib.ExitStack() as stack,
-        ):
-            for _ in range(4):
-                call = stack.enter_context(contextlib.closing(HalfRequest(found.address, len(packet), body=packet)))
-                call.send(len(packet) + 5)
-            until_served(found.address)
+        raw = [np.int64(count).tobytes()]
+        packet, before = request(model_name="ranges", inputs=[tensor], raw_input_contents=raw), self.answered
+        call = HalfRequest(self.address, len(packet), body=packet, **options)
+        self._stack.enter_context(contextlib.closing(call)).send(len(packet) + 5)
+        until(lambda: self.answered > before)
+        return call
+
+
+@contextlib.contextmanager
+def with_ranges(folder, program, limits, *, sanitized=True):
+    """A server, and clients that read nothing."""
+    write_ranges(folder / "models" / "ranges.onnx")
+    options = EVERYTHING._replace(limits=limits)
+    with one_server(folder, program, options, sanitized=sanitized) as found, contextlib.ExitStack() as stack:
+        yield found, Unread(found, stack)
+
+
+class TestUnread:
+    def test_places(self, tmp_path, sanitized):
+        """Calls whose answers are not read are no requests that run: as many as may be, and more, keep out none."""
+        with with_ranges(tmp_path, sanitized, DoorLimits(requests=2, streams=2, patience=PATIENCE)) as (_, unread):
+            for _ in range(12):
+                unread.ask(100_000)
+            with contextlib.closing(Client(unread.address)) as client:
+                for _ in range(20):
+                    client.sum(rows(), rows())
+
+    def test_time(self, tmp_path, sanitized):
+        """They have the time of an answer."""
+        limits = DoorLimits(patience=0.4, slowest=1 << 30)
+        with with_ranges(tmp_path, sanitized, limits) as (_, unread):
+            calls = [unread.ask(100_000) for _ in range(4)]
+            assert all(call.rest() < 800_000 for call in calls)
+
+    def test_the_machine_with_most(self, tmp_path, program):
+        """Together they take so much memory: those of the machine that has most of it are cut, and no others."""
+        limits = DoorLimits(incomplete=32 << 20, patience=PATIENCE)
+        with with_ranges(tmp_path, program, limits, sanitized=False) as (_, unread):
+            before = private_bytes(unread.door.pid)
+            slow = unread.ask(100_000)
+            strangers = [unread.ask(1_000_000, source="127.0.0.2") for _ in range(12)]
+            assert strangers[0].rest() < 8_000_000
+            until(lambda: private_bytes(unread.door.pid) < before + limits.incomplete + (16 << 20))
+            assert slow.rest(takes=True) > 800_000
+
+    def test_a_client_that_takes_nothing(self, tmp_path, program):
+        """Its windows let gRPC write all of its answers at once: its connections end soon after its calls."""
+        limits = DoorLimits(patience=1.0, slowest=1 << 30)
+        with with_ranges(tmp_path, program, limits, sanitized=False) as (_, unread):
+            before = private_bytes(unread.door.pid)
+            calls = [unread.ask(5_000_000, grants=True) for _ in range(4)]
+            until(lambda: private_bytes(unread.door.pid) < before + (16 << 20))
+            for call in calls:
+                with contextlib.suppress(ConnectionError):
+                    assert call.rest() < 40_000_000
+
+
+class TestPacked:
+    @pytest.mark.parametrize("packed", ["gzip", "deflate"])
+    def test_what_becomes_large(self, one, packed):
+        """A message that is small until it is unpacked is refused as at Python's door, and takes no memory here."""
+        packer = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | (16 if packed == "gzip" else 0))
+        bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(256)) + packer.flush()
+        Path(f"/proc/{one.pid}/clear_refs").write_text("5")  # the peak begins anew
+        before = memory_of(one.pid, "VmHWM")
+        for method in ("ModelInfer", "ModelStreamInfer"):
+            with contextlib.closing(HalfRequest(one.address, len(bomb), method, body=bomb, packed=packed)) as call:
+                assert b"larger than max" in call.send(len(bomb) + 5).told()
+        assert memory_of(one.pid, "VmHWM") < before + (64 << 20)
 
 
 class TestDeadlines:
@@ -396,6 +475,28 @@ class TestDeadlines:
         before = answered(one.server, "sum")
         until_here(one.server, one.client)
         until(lambda: [one.client.sum(rows(), rows())] and answered(one.server, "sum") > before)
+
+    def test_as_many_as_may_run(self, tmp_path, sanitized):
+        """Requests beyond those that may run here at once go by way of Python's door, and others are answered."""
+        names = "first", "second"
+        for name in names:
+            write_sum(tmp_path / "models" / name / "1" / "model.onnx")
+            (tmp_path / "models" / name / "config.pbtxt").write_text("instance_group { count: 16 }")
+        with one_server(tmp_path, sanitized) as found, grpc.insecure_channel(found.address) as channel:
+            for name in names:
+                until_here(found.server, found.client, name)
+            pid, before = engine_of(found), sum(answered(found.server, name) for name in names)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                call = channel.unary_unary(INFER)
+                asked = [call.future(request(model_name=name)) for name in names * 12]
+                for _ in asked:
+                    assert channel.unary_unary(f"/{messages.SERVICE}/ServerLive")(b"", timeout=PATIENCE)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            for each in asked:
+                assert each.result(PATIENCE)
+            assert sum(answered(found.server, name) for name in names) == before + MOST_RUNNING
 
 
 def failures(one):
