@@ -38,7 +38,7 @@ public:
     std::shared_ptr<visit> held() override { return weak_from_this().lock(); }
     void end(grpc::StatusCode code, const std::string &text) override;
     void cut() override;
-    /* Runs its job on a lane, NULL: on one that it opens; returns the lane if there is one still. */
+    /* Runs its job on a lane, NULL: on one that it opens; returns the lane if there is one still */
     lane *execute(lane *its);
 
     /* An operation that was begun; deleted by the thread that completes it. */

@@ -6,9 +6,9 @@
 #include <arpa/inet.h>
 #include <cerrno>
 #include <fcntl.h>
-#include <new>
 #include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <new>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -42,6 +42,12 @@ std::string peer_of(const sockaddr_storage &peer) {
     inet_ntop(is_mapped ? AF_INET : AF_INET6, bytes, text, sizeof text);
     std::string host = is_mapped ? std::string("ipv4:") + text : std::string("ipv6:[") + text + "]";
     return host + ":" + std::to_string(ntohs(its.sin6_port));
+}
+
+/* gRPC may have closed it by now, and the number be another file's: so by a duplicate. */
+void hang_up(int fd, ino_t inode) {
+    owned_fd same(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (same.get() >= 0 && inode_of(same.get()) == inode) shutdown(same.get(), SHUT_RDWR);
 }
 
 } // namespace
@@ -126,14 +132,11 @@ void connections::look() {
     uint64_t now = burst_now();
     for (auto &[fd, its] : all_) {
         int unsent = 0;
-        /* a duplicate, and its inode: the number may be another file's by now */
-        owned_fd same(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-        if (same.get() < 0 || inode_of(same.get()) != its.inode) continue;
-        if (ioctl(same.get(), SIOCOUTQ, &unsent)) continue;
+        if (ioctl(fd, SIOCOUTQ, &unsent)) continue;
         its.is_noted &= unsent > 0;
         double patience = its.is_noted ? std::min(PATIENCE, limits_.patience) : limits_.patience;
         if (unsent != its.unsent || !unsent) its.unsent = unsent, its.since = now;
-        else if (now - its.since > uint64_t(patience * 1e9)) shutdown(same.get(), SHUT_RDWR);
+        else if (now - its.since > uint64_t(patience * 1e9)) hang_up(fd, its.inode);
     }
 }
 

@@ -3,8 +3,8 @@
  * gRPC's own listener gives up for good at the first connection for which no descriptor is left
  * (EMFILE), and does not bound how many there are. This one goes on when descriptors are there
  * again. A connection is gRPC's from then on; here only its descriptor's number and its socket's
- * inode are noted, by which a look finds out whether it is there still, and whether its client takes
- * what was sent to it. */
+ * inode are noted, by which a look finds out whether it is there still, and whether its client
+ * takes what was sent to it. */
 #ifndef OIP_CONNECTIONS_H
 #define OIP_CONNECTIONS_H
 
@@ -29,8 +29,9 @@ public:
     connections(owned_fd listener, const limits &its, std::unique_ptr<acceptor> to);
     ~connections();
     void begin();
-    /* A call of that peer was cut: gRPC keeps what the client's windows let it write until the kernel
-     * has taken that, so the connection soon ends if its client takes nothing. Only of IP. */
+    /* A call of that peer, at an address of IP, was cut. gRPC keeps what the client's windows let
+     * it write until the kernel has taken that, so the connection ends soon if its client takes
+     * nothing. */
     void note(const std::string &peer);
     void look();  /* four times a second: ends those whose client takes nothing */
     void close(); /* accepts no more */

@@ -122,7 +122,7 @@ size_t receive(int socket, char *bytes, owned_fd *fd) {
     ssize_t n;
     do n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC);
     while (n < 0 && errno == EINTR);
-    if (n <= 0 || m.msg_flags & (MSG_TRUNC)) return 0;
+    if (n <= 0 || m.msg_flags & MSG_TRUNC) return 0;
     const cmsghdr *head = CMSG_FIRSTHDR(&m);
     int found = -1;
     if (head && head->cmsg_type == SCM_RIGHTS) memcpy(&found, CMSG_DATA(head), sizeof found);

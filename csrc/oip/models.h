@@ -3,9 +3,9 @@
  * Who holds what. A `model` is held by the table of models and by each request that runs on it or
  * waits for it; when it has gone from the table it lives until the last of these has ended. Its
  * *lanes* are bursts, `instances` at most, opened as they are needed. A lane is with one thread, or
- * among those that are free; `take` hands it out, `pass_on` gives it to the next request that waits,
- * oldest first, or back. A lane that is of no more use is deleted instead, and the request that
- * comes next opens another one. Any thread may call a model; a lane, the thread that has it.
+ * among those that are free; `take` hands it out, `pass_on` gives it to the next request that
+ * waits, oldest first, or back. A lane that is of no more use is deleted instead, and the request
+ * that comes next opens another one. Any thread may call a model; a lane, the thread that has it.
  *
  * Requests wait nowhere else, and `forget` takes one out that its client does not want any more. */
 #ifndef OIP_MODELS_H

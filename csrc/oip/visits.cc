@@ -26,7 +26,7 @@ const char EVICTED[] = "other calls need this one's place or memory, because its
 
 uint64_t ns(double seconds) { return uint64_t(seconds * 1e9); }
 
-/* Of IPv6 the network, in which a machine has 2**64 addresses; not on a link, where all share one. */
+/* Of IPv6 the network, in which a machine has 2**64 addresses; not on a link, which all share. */
 std::string machine_of_ipv6(const std::string &host) {
     in6_addr a;
     char text[INET6_ADDRSTRLEN];
@@ -86,22 +86,22 @@ visit_table::visit_table(const limits &its) : limits_(its), idle_bytes_(private_
 std::string visit_table::enter(visit *v, std::string machine, bool is_stream) {
     endings ended;
     std::unique_lock guard(lock_);
-    bool has_place = has_room(machine, is_stream, &ended);
+    bool is_in = may_enter(machine, is_stream, &ended);
     account &its = accounts_[machine];
-    v->machine_ = std::move(machine), v->has_place_ = has_place && !is_stream;
+    v->machine_ = std::move(machine), v->has_place_ = is_in && !is_stream;
     v->state_ = is_stream ? visit::state::WORKS : visit::state::WAITS;
     v->since_ = burst_now();
     v->until_ = v->since_ + ns(limits_.seconds_for(limits_.message));
-    inside_.insert(v), its.inside++;
+    inside_.insert(v), its.inside++, its.calls++;
     its.present += v->has_place_, present_ += v->has_place_;
-    if (!has_place) goes_now(v, 0, true);
+    if (!is_in) goes_now(v, 0, true);
     guard.unlock();
     carry_out(ended);
-    return has_place ? "" : std::to_string(limits_.requests) + " requests run; send this one later";
+    return is_in ? "" : std::to_string(limits_.requests) + " requests run; send this one later";
 }
 
 /* Under the lock, as all below but what takes it. */
-bool visit_table::has_room(const std::string &machine, bool is_stream, endings *to) {
+bool visit_table::may_enter(const std::string &machine, bool is_stream, endings *to) {
     uint64_t most = 2 * limits_.requests + limits_.streams; /* also those that have no place */
     if (inside_.size() >= limits::of_all(most)) return false;
     auto its = accounts_.find(machine);
@@ -150,23 +150,19 @@ void visit_table::carry_out(const endings &all) {
         else each.its->end(each.code, each.text);
 }
 
-void visit_table::ask(visit *v, uint64_t bytes) {
-    accounts_[v->machine_].asked += bytes - v->asked_, asked_ += bytes - v->asked_;
-    v->asked_ = bytes;
-}
-
-void visit_table::answer(visit *v, uint64_t bytes) {
-    accounts_[v->machine_].unread += bytes - v->answer_, unread_ += bytes - v->answer_;
-    v->answer_ = bytes;
+void visit_table::hold(visit *v, uint64_t asked, uint64_t answer) {
+    accounts_[v->machine_].asked += asked - v->asked_, asked_ += asked - v->asked_;
+    unread_ += answer - v->answer_;
+    v->asked_ = asked, v->answer_ = answer;
 }
 
 void visit_table::goes_now(visit *v, uint64_t bytes, bool is_last) {
     account &its = accounts_[v->machine_];
     if (std::exchange(v->has_place_, false)) its.present--, present_--;
-    if (inside_.erase(v)) its.inside--, its.going++, going_.insert(v);
+    if (inside_.erase(v)) its.inside--, going_.insert(v);
     v->state_ = visit::state::GOES, v->is_last_ = is_last;
     v->until_ = burst_now() + ns(limits_.seconds_for(bytes));
-    answer(v, bytes + OF_CALL);
+    hold(v, v->asked_, bytes + OF_CALL);
 }
 
 std::string visit_table::work(visit *v, uint64_t bytes) {
@@ -180,7 +176,7 @@ std::string visit_table::work(visit *v, uint64_t bytes) {
                " more; send this one again later";
     }
     if (v->state_ == visit::state::WAITS) v->state_ = visit::state::WORKS;
-    ask(v, bytes);
+    hold(v, bytes, v->answer_);
     return "";
 }
 
@@ -192,20 +188,18 @@ void visit_table::go(visit *v, uint64_t bytes, bool is_last) {
 void visit_table::was_read(visit *v) {
     std::lock_guard guard(lock_);
     if (v->is_last_ || !going_.erase(v)) return;
-    account &its = accounts_[v->machine_];
-    its.going--, its.inside++, inside_.insert(v);
+    accounts_[v->machine_].inside++, inside_.insert(v);
     v->state_ = visit::state::WORKS;
-    answer(v, 0);
+    hold(v, v->asked_, 0);
 }
 
 void visit_table::leave(visit *v) {
     std::lock_guard guard(lock_);
     if (!inside_.count(v) && !going_.count(v)) return;
     goes_now(v, 0, true);
-    ask(v, 0), answer(v, 0);
     going_.erase(v);
-    account &its = accounts_[v->machine_];
-    if (!--its.going && !its.inside) accounts_.erase(v->machine_);
+    hold(v, 0, 0);
+    if (!--accounts_[v->machine_].calls) accounts_.erase(v->machine_);
 }
 
 void visit_table::look() {

@@ -1,18 +1,18 @@
 /* The calls of clients: how many there may be, how long each has, and what they hold.
  *
- * A call *waits* until its message is whole, then the door *works* for it, and then its answer *goes*
- * to its client, who may not read it. A call that waits may have to yield its place to one of a
- * machine that has fewer; one that the door works for never does. One whose answer goes has no place
- * any more, also where the answer is a refusal: it is bounded by its bytes and its time alone, so no
- * client is refused for what another one does not read. Where answers that go take too much, those
- * of the machine that has most of them are cut.
+ * A call *waits* until its message is whole, then the door *works* for it, and then its answer
+ * *goes* to the client. A call that waits may have to yield its place to one of a machine that has
+ * fewer; one that the door works for never does. A call whose answer goes has no place any more,
+ * also where the answer is a refusal: it is bounded by its bytes and its time alone, so no client
+ * is refused for what another one does not read. Where such answers take too much memory, those of
+ * the machine that has most of them are cut.
  *
  * A call that waits, or whose answer goes, is ended when its time is over. All of it is looked at
  * four times a second (`look`), together with this process's memory: gRPC says nothing of messages
  * that are not whole, so they are what is left when all else is taken off. The rules and the words
- * are those of Python's door (driver/service/peer_limiter.py, driver/gateways/oip/unread_answers.py),
- * which is also the one that counts streams: here they have no place, and only what they hold is
- * counted. */
+ * are those of Python's door (driver/service/peer_limiter.py,
+ * driver/gateways/oip/unread_answers.py), which is also the one that counts streams: here they have
+ * no place, and only what they hold is counted. */
 #ifndef OIP_VISITS_H
 #define OIP_VISITS_H
 
@@ -62,8 +62,8 @@ private:
     uint64_t asked_ = 0, answer_ = 0; /* bytes */
 };
 
-/* Safe from any thread. What it ends is ended without its lock, for the last owner of a visit leaves
- * the table. */
+/* Safe from any thread. What it ends is ended without its lock, for a visit's last owner leaves the
+ * table. */
 class visit_table {
 public:
     explicit visit_table(const limits &its);
@@ -80,9 +80,8 @@ public:
 private:
     using visits = std::unordered_set<visit *>;
     struct account {
-        uint64_t inside = 0, going = 0; /* calls */
-        uint64_t present = 0;           /* that have places */
-        uint64_t asked = 0, unread = 0; /* bytes */
+        uint64_t calls = 0, inside = 0, present = 0; /* present: they have places */
+        uint64_t asked = 0;                          /* bytes */
     };
     struct ending {
         std::shared_ptr<visit> its;
@@ -90,13 +89,12 @@ private:
         std::string text;
     };
     using endings = std::vector<ending>;
-    bool has_room(const std::string &machine, bool is_stream, endings *to);
+    bool may_enter(const std::string &machine, bool is_stream, endings *to);
     bool make_room(const std::string &machine, endings *to);
     void refuse(visit *v, grpc::StatusCode code, const std::string &text, endings *to);
     void cut(visit *v, endings *to);
     static void carry_out(const endings &all);
-    void ask(visit *v, uint64_t bytes);
-    void answer(visit *v, uint64_t bytes);
+    void hold(visit *v, uint64_t asked, uint64_t answer);
     void goes_now(visit *v, uint64_t bytes, bool is_last);
     void end_overdue(endings *to);
     void bound_memory(endings *to);
