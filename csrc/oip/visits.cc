@@ -19,7 +19,8 @@ namespace {
 const uint64_t OF_ONE = UINT64_C(1) << 30, OF_ALL = UINT64_C(3) << 29; /* bytes that are held */
 const double YIELDS = 0.1; /* of the patience has a message before its call may have to yield */
 const uint64_t SMALL = 16 << 10;   /* bytes of a message for which there is always room */
-const uint64_t OF_CALL = 16 << 10; /* bytes that gRPC and this door take for one, at most */
+const uint64_t OF_CALL = 64 << 10; /* bytes that count for a call whose answer goes: 12 and more */
+const uint64_t LARGE = 16 << 20;   /* bytes that are worth giving back */
 const int FEW = 8;                 /* looks */
 const char EVICTED[] = "other calls need this one's place or memory, because its request was not "
                        "there: send it again";
@@ -231,6 +232,8 @@ void visit_table::end_overdue(endings *to) {
  * stays. */
 void visit_table::bound_memory(endings *to) {
     if (inside_.empty() && going_.empty()) {
+        /* what the C library keeps of freed memory would be usual from now on */
+        if (private_bytes() > idle_bytes_ + LARGE) malloc_trim(0);
         idle_bytes_ = private_bytes();
         with_answers_ = beyond_ = 0;
         return;
