@@ -1,17 +1,21 @@
 """What does the Open Inference Protocol cost in front of a burst: with shared memory, inline, and for many clients?
 
-    python bench/oip.py [--clients 32] [--calls 200] [--seconds 4] [--pairs 9] [--only latency clients] [--json FILE]
+    python bench/oip.py [--clients 32] [--calls 200] [--seconds 4] [--pairs 9] [--only latency small] [--json FILE]
 
 tritonclient, as it comes from PyPI, asks over gRPC on a Unix socket. One client: `burst serve onnxruntime --oip` beside
 an empty servicer, which decodes the same requests by the same protobufs, and answers as many bytes without a model; and
 beside a burst on the same model in this process. ADD of 4 floats, and a corner of a frame of 24.9 MB, each with inputs
-and outputs in shared memory and, the frame, inline, too. Many clients: MobileNetV1, beside a server of the same gRPC
+and outputs in shared memory and, the frame, inline, too. Small: eight clients of nghttp2's `h2load`, each with one
+ADD in shared memory at a time, if it is installed. Many clients: MobileNetV1, beside a server of the same gRPC
 library that calls ONNX Runtime itself, one intra-op thread, two executions at a time.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -43,6 +47,7 @@ OURS, EMPTY, ORT = "burst serve --oip", "empty servicer", "ONNX Runtime in a gRP
 FRAME = (1, 2160, 3840, 3)
 IMAGE = (1, 3, 224, 224)
 BUDGET_US = 50.0
+PARTS = ("latency", "small", "clients")
 HEAD = ("what", "us, or as said", "beside")
 LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _ANSWERS = {"add": ("sum", [1, 4], "FP32", 16), "frame": ("corner", [1, 1, 1, 3], "UINT8", 3)}
@@ -190,6 +195,21 @@ class Memory:
         output.set_shared_memory(self.name, self.room, offset=offset)
         return inputs, [output]
 
+    def message(self) -> Any:
+        """The same request as a protobuf."""
+        found, offset = messages.ModelInferRequest(model_name=self.name), 0
+        for name, array in self.inputs.items():
+            tensor = found.inputs.add(name=name, datatype=_datatype(array), shape=array.shape)
+            self._place(tensor.parameters, array.nbytes, offset)
+            offset += array.nbytes
+        self._place(found.outputs.add(name=_ANSWERS[self.name][0]).parameters, self.room, offset)
+        return found
+
+    def _place(self, parameters: Any, nbytes: int, offset: int) -> None:
+        parameters["shared_memory_region"].string_param = self.name
+        parameters["shared_memory_byte_size"].int64_param = nbytes
+        parameters["shared_memory_offset"].int64_param = offset
+
     def close(self) -> None:
         shared_memory.destroy_shared_memory_region(self.handle)
 
@@ -257,6 +277,62 @@ def latency(args: argparse.Namespace, folder: Path) -> LatencyRounds:
                 found[name].append(float(np.median(time_calls(*calls[name]))) / 1e3)
     progress("")
     return LatencyRounds(found)
+
+
+# ---- eight clients on a small model
+
+SMALL_CLIENTS, SMALL_RATE = 8, 5000.0
+
+
+def small(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+    """Requests a second of each round."""
+    four, found = np.arange(4, dtype=np.float32).reshape(1, 4), {OURS: list[float](), EMPTY: list[float]()}
+    packet = folder.parent / "request"
+    with ExitStack() as stack:
+        memory = Memory("add", {"x": four, "y": four}, _ANSWERS["add"][3])
+        stack.callback(memory.close)
+        urls = {kind: stack.enter_context(server(kind, folder)) for kind in found}
+        client = triton.InferenceServerClient(urls[OURS])
+        client.register_system_shared_memory("add", memory.key, memory.nbytes)
+        body = memory.message().SerializeToString()
+        packet.write_bytes(b"\0" + len(body).to_bytes(4, "big") + body)
+        for number in range(-1, args.pairs):  # a first round warms up
+            progress("eight clients", f"round {number + 1} of {args.pairs}")
+            for kind in order_of_round(list(found), number):
+                before = _answered(client)
+                rate = loaded(urls[kind].removeprefix("unix:"), packet, args.seconds)
+                if kind == OURS and _answered(client) - before < rate * args.seconds * 0.99:
+                    sys.exit("bench: some of the requests were refused")
+                if number >= 0:
+                    found[kind].append(rate)
+    progress("")
+    return found
+
+
+def _answered(client: Any) -> int:
+    statistics = client.get_inference_statistics("add", as_json=True)
+    return int(statistics["model_stats"][0]["inference_stats"]["success"]["count"])
+
+
+def loaded(path: str, packet: Path, seconds: float) -> float:
+    """Requests a second that a server on a Unix socket answers to clients that ask again when they have an answer."""
+    clients = ("-c", str(SMALL_CLIENTS), "-m", "1", "-D", str(max(1, round(seconds))))
+    headers = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+    target = ("-d", str(packet), "-B", f"unix:{path}", f"http://localhost/{messages.SERVICE}/ModelInfer")
+    done = subprocess.run(["h2load", *clients, *headers, *target], capture_output=True, text=True, check=True)
+    found = re.search(r"finished in .*?, ([\d.]+) req/s", done.stdout)
+    failed = re.search(r"(\d+) failed, (\d+) errored", done.stdout)
+    if not (found and failed) or failed.groups() != ("0", "0"):
+        sys.exit(f"bench: h2load says {done.stdout}")
+    return float(found[1])
+
+
+def _of_small(found: dict[str, list[float]]) -> tuple[list[tuple[str, ...]], list[Budget]]:
+    lines = [
+        (f"add, {SMALL_CLIENTS} clients: {kind}", f"{np.median(its):.0f} requests/s", "") for kind, its in found.items()
+    ]
+    rate = estimate(np.array(found[OURS]))
+    return lines, [Budget(f"{SMALL_CLIENTS} clients on a small model", rate, SMALL_RATE, " requests/s", at_least=True)]
 
 
 # ---- many clients
@@ -342,6 +418,10 @@ def find(args: argparse.Namespace) -> Finding:
             rounds = latency(args, folder)
             raw["latency_us"] = rounds.seconds
             lines, budgets = _of_one(rounds)
+        if "small" in args.only and shutil.which("h2load"):
+            raw["small"] = small(args, folder)
+            more = _of_small(raw["small"])
+            lines, budgets = lines + more[0], budgets + more[1]
         if "clients" in args.only:
             raw["clients"] = many(args, folder)
             more = _of_many(raw["clients"])
@@ -362,7 +442,7 @@ OIP = Inquiry(
         "--clients": {"type": int, "default": 32},
         "--calls": {"type": int, "default": 200, "help": "of a block"},
         "--seconds": {"type": float, "default": 4.0, "help": "of a block of many clients"},
-        "--only": {"nargs": "+", "choices": ("latency", "clients"), "default": ("latency", "clients")},
+        "--only": {"nargs": "+", "choices": PARTS, "default": PARTS},
     },
     settle=settle,
 )
