@@ -310,8 +310,7 @@ def small(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
 
 
 def _answered(client: Any) -> int:
-    statistics = client.get_inference_statistics("add", as_json=True)
-    return int(statistics["model_stats"][0]["inference_stats"]["success"]["count"])
+    return int(client.get_inference_statistics("add").model_stats[0].inference_stats.success.count)
 
 
 def loaded(path: str, packet: Path, seconds: float) -> float:
