@@ -3,7 +3,7 @@
 This file imports the standard library alone, and is executed by itself at the start of every Python below `burst
 exec`: a program that imports no runtime pays a finder that looks at names.
 
-  BURST_EXEC         the version of Burst that started the program, and what is replaced: "0.2.0 onnxruntime,litert"
+  BURST_EXEC         the version of Burst that started the program, and what is replaced: "0.3.0 onnxruntime,litert"
   BURST_EXEC_DEVICE  the device to use; unset: the one of the runtime
 """
 
