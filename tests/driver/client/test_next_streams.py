@@ -8,6 +8,7 @@ from counters import DONE, FEED, STEP, VALUE, begin, counter, numbers
 from kills import SIDES, kill
 
 import driver
+from driver.client import device_stream
 from driver.protocol.stream_terms import StreamTerms
 
 
@@ -92,14 +93,21 @@ class TestTheNext:
                 if n == 1:
                     kill(device, side)
 
-    def test_the_end_of_its_burst(self, device, kit):
+    def test_the_end_of_its_burst(self, device, kit, monkeypatch):
         """It is freed with the burst, also what a stream had that the caller holds until then."""
+        memories, step_memory = weakref.WeakSet(), device_stream.StepMemory
+
+        def noted(*terms, **options):
+            memories.add(found := step_memory(*terms, **options))
+            return found
+
+        monkeypatch.setattr(device_stream, "StepMemory", noted)
         with device.prepare(counter()) as prepared:
             burst = prepared.burst()
             held, done = (burst.stream_results(begin(), feedback=FEED, most=3) for _ in range(2))
-            kept = [weakref.ref(stream._memory) for stream in (held, done)]
             assert [len(list(stream)) for stream in (held, done)] == [3, 3]
+            assert len(memories) == 2
             del done
             burst.close()
             del held
-            kit.until(lambda: not any(each() for each in kept))
+            kit.until(lambda: not memories)
