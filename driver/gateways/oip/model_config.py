@@ -8,6 +8,7 @@ means another model than the file alone; a model that asks for it is refused. Al
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,12 @@ class FolderConfig:
         )
         if not fits:
             raise invalid(f"{where} has dims {dims}, and {[s or -1 for s in sizes]} in the file")
+
+
+@lru_cache(maxsize=128)
+def folder_config(text: str) -> FolderConfig:
+    """Return the configuration, which is read once: its folder is looked at again and again. Raise Refusal."""
+    return FolderConfig(text)
 
 
 def _parsed(text: str) -> Any:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from driver.gateways.oip.model_config import CONFIG_FILE, FolderConfig, text_of
+from driver.gateways.oip.model_config import CONFIG_FILE, FolderConfig, folder_config, text_of
 from driver.gateways.oip.served_model import ServedModel
 from driver.gateways.refusal import Refusal, RefusalCode, invalid, not_found, refusal_of
 from driver.importers.files import READERS
@@ -142,7 +142,7 @@ class ModelRepository:
             return []
         try:
             text = text_of(beside, CONFIG_FILE) if has_config else ""
-            config = FolderConfig(text)
+            config = folder_config(text)
             if config.message.name not in ("", folder.name):
                 raise invalid(
                     f"{CONFIG_FILE}: its name is {config.message.name!r:.80}, and its folder's {folder.name!r}"

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 import driver
 from burst import BurstError
+from driver.gateways.oip import model_config
 from driver.gateways.oip.model_config import FolderConfig
 from driver.gateways.oip.process import InferenceServer
 from driver.gateways.oip.repository import ModelRepository
@@ -193,6 +194,23 @@ class TestFolder:
         config = FolderConfig(text)
         assert config.ignored == ["model_warmup", "optimization"]
         assert config.instances == 3
+
+    def test_a_configuration_is_read_once(self, folder, monkeypatch):
+        """However often its folder is looked at, until its text is another one."""
+        read = []
+
+        def noted(text):
+            read.append(text)
+            return FolderConfig(text)
+
+        monkeypatch.setattr(model_config, "FolderConfig", noted)
+        write(folder.path / "m" / "1" / "model.onnx")
+        texts = [f"name: 'm' max_batch_size: {size}".encode() for size in (0, 7)]
+        for text in texts:
+            write(folder.path / "m" / "config.pbtxt", text)
+            settle(folder)
+            settle(folder)
+        assert [text.encode() for text in read] == texts
 
     def test_loading_by_name(self, folder):
         """A client unloads and loads what is in the folder; what is not there is told."""
