@@ -7,6 +7,7 @@ import secrets
 import threading
 import traceback
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -131,6 +132,15 @@ def holder(queue, role="writer"):
         child.kill()
     ready.close()
     theirs.close()
+
+
+def open_memory():
+    """How many descriptors of this process refer to each file of shared memory: other threads have other files."""
+    found = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has just been closed
+            found[os.readlink(f"/proc/self/fd/{fd}")] += 1
+    return Counter({file: count for file, count in found.items() if file.startswith(("/dev/shm/", "/memfd:"))})
 
 
 def asleep(word):

@@ -11,7 +11,7 @@ import stat
 
 import numpy as np
 import pytest
-from fmq_peers import process
+from fmq_peers import open_memory, process
 
 import fmq
 from fmq._core import ffi, lib
@@ -160,13 +160,13 @@ def test_a_full_dev_shm_is_an_error_now_and_not_a_fault_later(monkeypatch, name,
     def full(fd, offset, nbytes):
         raise OSError(errno.ENOSPC, "full")
 
-    before = os.listdir("/proc/self/fd")
+    before = open_memory()
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(fmq.NoSpace, match=r"20480 bytes.* are needed and \d+ are free in /dev/shm") as told:
         fmq.MessageQueue.create("u1", 16384, name=name if how == "named" else None, memory="posix")
     assert told.value.errno == errno.ENOSPC
     assert not os.path.exists("/dev/shm" + name)
-    assert os.listdir("/proc/self/fd") == before
+    assert not open_memory() - before
 
 
 def test_more_than_dev_shm_has_is_refused_for_real(monkeypatch, name):
