@@ -184,25 +184,31 @@ class Memory:
         self.handle = shared_memory.create_shared_memory_region(name, self.key, self.nbytes)
         shared_memory.set_shared_memory_region(self.handle, list(inputs.values()))
 
+    def _placed(self) -> Iterator[tuple[str, np.ndarray[Any, Any], int]]:
+        """Each input, and where it lies; the output is behind them."""
+        offset = 0
+        for name, array in self.inputs.items():
+            yield name, array, offset
+            offset += array.nbytes
+
     def request(self) -> tuple[list[Any], list[Any]]:
         """Inputs and outputs of a request in this memory."""
-        offset, inputs = 0, []
-        for name, array in self.inputs.items():
+        inputs = []
+        for name, array, offset in self._placed():
             inputs.append(triton.InferInput(name, list(array.shape), _datatype(array)))
             inputs[-1].set_shared_memory(self.name, array.nbytes, offset=offset)
-            offset += array.nbytes
         output = triton.InferRequestedOutput(_ANSWERS[self.name][0])
-        output.set_shared_memory(self.name, self.room, offset=offset)
+        output.set_shared_memory(self.name, self.room, offset=self.nbytes - self.room)
         return inputs, [output]
 
     def message(self) -> Any:
         """The same request as a protobuf."""
-        found, offset = messages.ModelInferRequest(model_name=self.name), 0
-        for name, array in self.inputs.items():
+        found = messages.ModelInferRequest(model_name=self.name)
+        for name, array, offset in self._placed():
             tensor = found.inputs.add(name=name, datatype=_datatype(array), shape=array.shape)
             self._place(tensor.parameters, array.nbytes, offset)
-            offset += array.nbytes
-        self._place(found.outputs.add(name=_ANSWERS[self.name][0]).parameters, self.room, offset)
+        output = found.outputs.add(name=_ANSWERS[self.name][0])
+        self._place(output.parameters, self.room, self.nbytes - self.room)
         return found
 
     def _place(self, parameters: Any, nbytes: int, offset: int) -> None:
