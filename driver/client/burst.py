@@ -205,11 +205,9 @@ class Burst(HotBurst, AnyBurst):
         if self._session.is_displaced:
             return super().repeated(plan, inputs, deadline)
         prepared, options = self._session.prepared, self._pipeline.options
+        segment = partial(DeviceStream, prepared, options=options, deadline=deadline, ended=self._ended)
         stream: ResultStream
-        if options.recover:
-            stream = RecoveringStream(prepared, plan, inputs, options, deadline=deadline, ended=self._ended)
-        else:
-            stream = DeviceStream(prepared, plan, inputs, options, deadline=deadline, ended=self._ended)
+        stream = RecoveringStream(prepared, plan, inputs, segment) if options.recover else segment(plan, inputs)
         self._streams.add(stream)
         if self._session.is_closed:  # meanwhile
             stream.close_with_burst()

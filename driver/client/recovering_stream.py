@@ -13,16 +13,18 @@ import numpy as np
 from burst import GeneralFailure, PeerDied
 from driver.client.burst_requests import CLOSED_IN_FLIGHT
 from driver.client.device_buffers import Buffer
-from driver.client.device_stream import DeviceStream
 from driver.client.names import by_position
 from driver.client.result_stream import ResultStream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from burst import Result
-    from driver.client.device_stream import EndedMemory
+    from driver.client.device_stream import DeviceStream
     from driver.client.remote_executor import RemoteExecutor
     from driver.client.stream_plan import StreamPlan
-    from driver.options import Options
+
+    MakeSegment = Callable[[StreamPlan, tuple[Any, ...]], DeviceStream]
 
 _MOST_DEATHS = 10  # over the same result
 
@@ -30,19 +32,9 @@ _MOST_DEATHS = 10  # over the same result
 class RecoveringStream(ResultStream):
     """A stream on one device, in segments. A death of the device costs the time of the steps since a checkpoint."""
 
-    def __init__(
-        self,
-        executor: RemoteExecutor,
-        plan: StreamPlan,
-        inputs: Any,
-        options: Options,
-        *,
-        deadline: float | None,
-        ended: EndedMemory,
-    ) -> None:
-        """Use `burst.stream_results`. The first step has run afterwards."""
-        self._ended = ended
-        self._executor, self._plan, self._options, self._deadline = executor, plan, options, deadline
+    def __init__(self, executor: RemoteExecutor, plan: StreamPlan, inputs: Any, segment: MakeSegment) -> None:
+        """Use `burst.stream_results`. The first step has run afterwards. `segment`: makes one of the executor's."""
+        self._executor, self._plan, self._make = executor, plan, segment
         model = executor.model
         self._names = tuple(tensor.name for tensor in model.inputs)
         self._given = list(by_position(inputs, self._names, model.optional))  # of the next segment
@@ -68,9 +60,7 @@ class RecoveringStream(ResultStream):
         """Begin a segment. Raise as `DeviceStream` does."""
         self._home = self._executor.present_home().connection
         most = min(self._plan.checkpoint, self._plan.most - self._at)
-        plan, options = self._plan._replace(most=most), self._options
-        end, inputs = self._deadline, tuple(self._given)
-        segment = DeviceStream(self._executor, plan, inputs, options, deadline=end, ended=self._ended)
+        segment = self._make(self._plan._replace(most=most), tuple(self._given))
         self._segment = segment
         if self._is_closed:  # meanwhile
             segment.close()
