@@ -33,7 +33,6 @@ from small_models import (
 import driver
 from burst import Memory, Request, RequestArgument
 from driver.client import device_stream, discovery
-from driver.client.stream_feed import StreamFeed
 from driver.vts.target import answering
 
 sys.path.append(str(Path(__file__).parents[1]))  # for programs of tests, which import this file by itself
@@ -59,19 +58,29 @@ def new_interpreters(fork_server, monkeypatch):
 
 
 @pytest.fixture
-def feeds(monkeypatch):
-    """The feeds of this process's streams that anything refers to, of those that the test opens.
+def made_in(monkeypatch):
+    """made_in(module, name): the objects of a class that anything refers to, of those that are made from now on there.
 
     Only weakly: what asks the garbage collector for all objects holds the results of every stream meanwhile.
     """
-    kept = weakref.WeakSet()
 
-    def kept_feed(*terms, **options):
-        kept.add(feed := StreamFeed(*terms, **options))
-        return feed
+    def those_of(module, name):
+        kept, kind = weakref.WeakSet(), getattr(module, name)
 
-    monkeypatch.setattr(device_stream, "StreamFeed", kept_feed)
-    return kept
+        def made(*terms, **options):
+            kept.add(found := kind(*terms, **options))
+            return found
+
+        monkeypatch.setattr(module, name, made)
+        return kept
+
+    return those_of
+
+
+@pytest.fixture
+def feeds(made_in):
+    """The feeds of this process's streams."""
+    return made_in(device_stream, "StreamFeed")
 
 
 class Process:

@@ -1,7 +1,5 @@
 """The streams of a burst that follow one that has ended, in its memory."""
 
-import weakref
-
 import numpy as np
 import pytest
 from counters import DONE, FEED, STEP, VALUE, begin, counter, numbers
@@ -10,13 +8,6 @@ from kills import SIDES, kill
 import driver
 from driver.client import device_stream
 from driver.protocol.stream_terms import StreamTerms
-
-
-@pytest.fixture
-def counting(device):
-    """A burst on the reference device."""
-    with device.prepare(counter()) as prepared, prepared.burst(depth=3) as burst:
-        yield burst
 
 
 class TestTheNext:
@@ -93,15 +84,9 @@ class TestTheNext:
                 if n == 1:
                     kill(device, side)
 
-    def test_the_end_of_its_burst(self, device, kit, monkeypatch):
+    def test_the_end_of_its_burst(self, device, kit, made_in):
         """It is freed with the burst, also what a stream had that the caller holds until then."""
-        memories, step_memory = weakref.WeakSet(), device_stream.StepMemory
-
-        def noted(*terms, **options):
-            memories.add(found := step_memory(*terms, **options))
-            return found
-
-        monkeypatch.setattr(device_stream, "StepMemory", noted)
+        memories = made_in(device_stream, "StepMemory")
         with device.prepare(counter()) as prepared:
             burst = prepared.burst()
             held, done = (burst.stream_results(begin(), feedback=FEED, most=3) for _ in range(2))

@@ -36,13 +36,6 @@ from fmq.clock import FOREVER
 TERMS = StreamTerms(number=0, end=FOREVER, most=1, room=1, stop=None, requests=())
 
 
-@pytest.fixture
-def counting(device):
-    """A burst on the reference device."""
-    with device.prepare(counter()) as prepared, prepared.burst(depth=3) as burst:
-        yield burst
-
-
 class TestEnds:
     @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 23])
     def test_a_count(self, counting, most):
