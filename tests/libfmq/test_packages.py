@@ -87,6 +87,7 @@ def test_one_library_is_installed_alone(tmp_path):
     """libfmq without libburst, and what its installation needs lies where it says: one line for each file."""
     printed = run(
         "make",
+        "--no-print-directory",
         "-j2",
         "install",
         "LIBRARIES=libfmq",
