@@ -208,10 +208,11 @@ class Channel(Closing):
         """True if the owner of the watched LifePage is gone: before any of its sockets ends, or from when this one has
         ended, should the kernel have been unable to mark the page.
         """
-        return self._watch is not None and (self._watch.has_died or self._has_hung_up)
+        return self._watch is not None and (self._watch.has_died or self.has_hung_up)
 
     @property
-    def _has_hung_up(self) -> bool:
+    def has_hung_up(self) -> bool:
+        """True if the peer has closed its end."""
         poll = select.poll()
         try:
             poll.register(self.socket, 0)

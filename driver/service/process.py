@@ -478,9 +478,9 @@ class Service:
             self._engine.send(["client", uid], [far.fileno()])
         return near
 
-    def new_budget(self, deadline: int | None) -> ValidationBudget:
-        """Return the budget for the validation of one model."""
-        return ValidationBudget(self._limits, deadline)
+    def new_budget(self, deadline: int | None, client: Channel) -> ValidationBudget:
+        """Return the budget for the validation of one model of that client."""
+        return ValidationBudget(self._limits, deadline, lambda: client.has_hung_up)
 
 
 def isolate() -> None:

@@ -148,7 +148,7 @@ class ServiceClient:
         return Reply(values)
 
     def _explained(self, fds: list[int], where: object, deadline: int | None = None) -> Explained:
-        budget = self._service.new_budget(deadline)
+        budget = self._service.new_budget(deadline, self._channel)
         try:
             return self._service.validator.explained(self._channel.peer_uid, fds, where, budget)
         finally:

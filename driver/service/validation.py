@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from burst import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent
+from burst import GeneralFailure, InvalidArgument, PeerDied, ResourceExhaustedPersistent
 from burst.channel import close_all
 from burst.memory import KINDS
 from burst.run_queue import give_way
@@ -45,6 +45,7 @@ NOT_YOURS = (
 )
 _LARGE = 1 << 20  # bytes of a model whose memory is looked after
 _THREADS = 8  # accounts whose models are validated at once
+_LOOK = 0.01  # seconds of a processor between two looks whether the client is still there
 
 
 class Explained(NamedTuple):
@@ -83,9 +84,14 @@ class Explained(NamedTuple):
 
 
 class ValidationBudget:
-    """The processor time that the validation of one model may take: what paces it."""
+    """The processor time that the validation of one model may take: what paces it.
 
-    def __init__(self, limits: Limits, deadline: int | None) -> None:
+    A validation whose client has left ends: the account's next one waits for it.
+    """
+
+    def __init__(self, limits: Limits, deadline: int | None, has_left: Callable[[], bool] = lambda: False) -> None:
+        """`has_left`: whether the client has; any thread may ask."""
+        self._has_left, self._look_at = has_left, 0.0
         self.seconds = 0.0  #: used so far
         self.deadline = deadline  #: CLOCK_MONOTONIC nanoseconds; None: none
         self._most, self._begin = limits.validate_seconds, 0.0
@@ -109,8 +115,12 @@ class ValidationBudget:
         return overdue("preparing", self.deadline or 0)
 
     def __call__(self) -> None:
-        """Raise ResourceExhaustedPersistent once the time is used up, and MissedDeadline*."""
+        """Raise ResourceExhaustedPersistent once the time is used up, MissedDeadline*, and PeerDied."""
         self.end()
+        if self.seconds >= self._look_at:
+            self._look_at = self.seconds + _LOOK
+            if self._has_left():
+                raise PeerDied("the client has left: nobody waits for this model")
         if self.deadline is not None:
             check("preparing", self.deadline)
         if self.seconds > self._most:
@@ -135,7 +145,8 @@ class Validator:
     def explained(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
         """Validate a model of that account's. Owns `fds`.
 
-        Raise InvalidModel; MissedDeadline* if it is not done by the deadline; ResourceExhausted*.
+        Raise InvalidModel; MissedDeadline* if it is not done by the deadline; ResourceExhausted*; PeerDied if the
+        client has left.
         """
         deadline = budget.deadline
         try:
@@ -171,6 +182,7 @@ class Validator:
         own: list[int] = []
         budget.begin()
         try:
+            budget()
             own += [os.dup(fd) for fd in fds] if self._query else []
             memory = sealed(fds, where)
             sizes.append(memory.nbytes)
@@ -189,6 +201,7 @@ class Validator:
                 return Explained.of(model, reasons, structure, refused)
         finally:
             budget.end()
+            close_all(fds)  # unless `sealed` has
             close_all(own)
 
     @contextmanager

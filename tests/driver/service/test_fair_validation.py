@@ -15,7 +15,14 @@ from sent_models import sent
 from waiting import PATIENCE, nested, until
 
 import driver
-from burst import GeneralFailure, MissedDeadlinePersistent, MissedDeadlineTransient, ResourceExhaustedPersistent
+from burst import (
+    GeneralFailure,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    PeerDied,
+    ResourceExhaustedPersistent,
+)
+from burst.channel import Channel
 from driver.devices.reference import ReferenceDevice
 from driver.engine.limits import limits
 from driver.nn.known import explained
@@ -80,8 +87,8 @@ def validator(device, **more):
     return Validator(device, replace(limits(), **more), PreparationTimes(device, "test"), lambda _: ())
 
 
-def budget(deadline=None, **more):
-    return ValidationBudget(replace(limits(), **more), deadline)
+def budget(deadline=None, has_left=lambda: False, **more):
+    return ValidationBudget(replace(limits(), **more), deadline, has_left)
 
 
 @pytest.fixture
@@ -114,6 +121,43 @@ def test_a_model_has_so_many_seconds():
     used = budget()
     assert service.explained(E, *sent(chain(100)), used).reasons == [None] * 100
     assert used.seconds > 0
+
+
+class Counting(ReferenceDevice):
+    """Knows how often it was asked."""
+
+    asked = 0
+
+    def explain(self, model):
+        self.asked += 1
+        return super().explain(model)
+
+
+def test_what_a_client_leaves_behind_is_not_validated(clients):
+    """Neither what runs when it leaves, nor what is queued then, holds up the account's next model, or a descriptor."""
+    device = Counting()
+    service, before = validator(device), open_memory()
+    near, far = Channel.pair()
+    looks, begun, may_look = [], threading.Event(), threading.Event()
+
+    def has_left():
+        looks.append(near.has_hung_up)
+        if len(looks) == 2:  # in the midst of the first one
+            begun.set()
+            assert may_look.wait(PATIENCE)
+        return near.has_hung_up
+
+    with near:
+        left = [clients.submit(service.explained, E, *sent(chain(10_000)), budget(has_left=has_left)) for _ in range(5)]
+        assert begun.wait(PATIENCE)
+        far.close()
+        may_look.set()
+        assert service.explained(E, *sent(chain(1)), budget()).reasons == [None]
+        for future in left:
+            with pytest.raises(PeerDied, match="the client has left"):
+                future.result(PATIENCE)
+    assert device.asked == 1
+    until(lambda: open_memory() <= before)
 
 
 def test_a_validation_ends_at_its_deadline():
