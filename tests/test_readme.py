@@ -53,7 +53,7 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/howto/audio.md": [["0 0.040\n10 0.084\n20 0.088\n30 0.088\n40 0.088"]],
     "docs/howto/camera.md": [
         ["0 bytes copied by the burst"],
-        ["[89 89 89] True True"],
+        ["[89 89 89] True"],
         ["['burst_camera_frames', 'burst_camera_copied_bytes', 'burst_camera_held', 'burst_camera_buffers',"],
     ],
     "docs/howto/device.md": [["[True, True, True]\n[-0. -1. -2. -3.]"]],
