@@ -327,10 +327,10 @@ class ClientLane:
 
     def leave(self, socket: LaneReader, slots: Iterable[int]) -> None:
         """End what was launched to be answered on a socket that has ended, and free that socket's slots."""
-        self.sockets.discard(socket)
         if self._schedule:
             self._schedule.abandon(socket)
         self.free_memory(slots)
+        self.sockets.discard(socket)  # from here on another thread may free everything
         self._end_if_idle()
 
     def stop(self) -> None:

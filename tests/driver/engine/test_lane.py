@@ -87,6 +87,22 @@ def test_plans_that_go_are_freed_without_the_lock(lane, monkeypatch):
     assert seen == [False]
 
 
+def test_the_lane_ends_while_a_socket_leaves(lane, opened, monkeypatch):
+    """The socket frees its own slots first: the end of the lane frees what is left then."""
+    reader, _ = opened()
+    lane.memory.note_failure(5, GeneralFailure("it could not be mapped"))
+    release = lane.memory.release
+
+    def release_late(slots):
+        lane.stop()
+        return release(slots)
+
+    monkeypatch.setattr(lane.memory, "release", release_late)
+    lane.leave(reader, [5])
+    with pytest.raises(InvalidArgument, match="no memory is registered as 5"):
+        lane.memory.resolve([5])
+
+
 class TestUnread:
     """A client launches executions, and does not read how they ended."""
 
