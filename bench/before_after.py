@@ -1,24 +1,28 @@
 """Is this checkout as fast as another one? The same executions through both, in turns, in one run.
 
-    python bench/before_after.py OTHER/.venv/bin/python [--pairs 31] [--json FILE]
+    python bench/before_after.py OTHER/.venv/bin/python [--served] [--pairs 31] [--json FILE]
 
 Each checkout has a client process and a device of its own. A client is pinned to CPU 0 and its device to CPU 1; while
 one side is measured, the other sleeps. Every round runs a block of each subject on both sides, and the order turns.
 After five rounds all four processes start anew, because two processes of one checkout differ by a few percent for as
 long as they live: the pages that they got are others. The figures are the median of the paired ratios, this checkout
-over the other, and its 95 % interval.
+over the other, and its 95 % interval. --served: on devices that `burst serve reference --group` serves; and what all
+processes of such a device hold after a client has come and gone (PSS), of one device of each checkout in five rounds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 from measure import CLIENT_CPU, DEVICE_CPU, progress, scratch
 from question import Finding, Inquiry
 
@@ -26,7 +30,7 @@ from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROUNDS = 5  # of one pair of clients and devices
 Blocks = dict[str, list[dict[str, float]]]  # us of each side, by subject
@@ -36,6 +40,7 @@ SUBJECTS = {  # calls of one block
     "burst, sleeping": 1000,
     "plain path": 1000,
     "fenced chain of 20": 30,
+    "connect": 50,
 }
 # Uses public names alone, so that it runs on checkouts of any age.
 CLIENT = f"""
@@ -47,7 +52,7 @@ from burst import Memory, Request, RequestArgument
 
 m = driver.ModelBuilder()
 m.output(m.operation("ADD", m.input("float32", (1, 4)), m.input("float32", (1, 4)), 0))
-device = driver.connect("reference")
+device = driver.connect(sys.argv[1])
 prepared = device.prepare(m.build())
 ones = np.ones((1, 4), np.float32)
 there = tuple(RequestArgument(offset=at, length=16) for at in (0, 64))
@@ -66,6 +71,7 @@ calls = {{
     "burst, sleeping": sleeping.run,
     "plain path": lambda: prepared.execute(request),
     "fenced chain of 20": chain,
+    "connect": lambda: driver.connect(sys.argv[1]).close(),
 }}
 print("ready", flush=True)
 for line in sys.stdin:
@@ -85,13 +91,35 @@ device.close()
 """
 
 
+PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": "/"}
+Measure = Callable[[str, int], float]
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Of the processes of a checkout."""
+    return {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(directory), "OPENBLAS_NUM_THREADS": "1"}
+
+
 @contextmanager
-def client(python: str, directory: Path) -> Iterator[Callable[[str, int], float]]:
+def served(python: str, directory: Path) -> Iterator[tuple[str, float]]:
+    """A device of one checkout, served to this process's group: its address, and its MiB after a client."""
+    words = [python, "-P", "-m", "driver.cli", "serve", "reference", "--group", str(os.getgid())]
+    words += ["--dir", str(directory / "served")]
+    with subprocess.Popen(words, env=environment(directory), **PIPES) as process:
+        address = process.stdout.readline().split()[-1:]
+        if not address:
+            sys.exit(f"bench: {python} serves no device; its words are above")
+        once = [python, "-P", "-c", "import sys, driver; driver.connect(sys.argv[1]).close()", *address]
+        subprocess.run(once, env=environment(directory), cwd="/", check=True)
+        ours = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        yield address[0], sum(each.memory_full_info().pss for each in ours) / 2**20
+        process.terminate()
+
+
+@contextmanager
+def client(python: str, directory: Path, device: str) -> Iterator[Measure]:
     """A client of one checkout. The call that it yields measures a block: the median in microseconds."""
-    environment = {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(directory), "OPENBLAS_NUM_THREADS": "1"}
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    directory.mkdir(mode=0o700)
-    with subprocess.Popen([python, "-P", "-c", CLIENT], cwd="/", env=environment, **pipes) as process:
+    with subprocess.Popen([python, "-P", "-c", CLIENT, device], env=environment(directory), **PIPES) as process:
         if process.stdout.readline() != "ready\n":
             sys.exit(f"bench: the client of {python} did not start; its words are above")
 
@@ -103,14 +131,18 @@ def client(python: str, directory: Path) -> Iterator[Callable[[str, int], float]
         process.stdin.close()
 
 
-def measure_rounds(args: argparse.Namespace, rounds: range, found: Blocks) -> None:
-    """Add rounds of both checkouts, in processes of their own."""
+def measure_rounds(args: argparse.Namespace, rounds: range, found: Blocks, memory: list[dict[str, float]]) -> None:
+    """Add rounds of both checkouts, in processes of their own, and what their served devices hold."""
     with ExitStack() as stack:
-        folder = stack.enter_context(scratch())
-        sides = {
-            side: stack.enter_context(client(str(python.absolute()), folder / side))
-            for side, python in (("this", Path(sys.executable)), ("other", args.other))
-        }
+        folder, sides, idle = stack.enter_context(scratch()), dict[str, Measure](), dict[str, float]()
+        for side, python in (("this", sys.executable), ("other", str(args.other.absolute()))):
+            (folder / side).mkdir(mode=0o700)
+            device = "reference"
+            if args.served:
+                device, idle[side] = stack.enter_context(served(python, folder / side))
+            sides[side] = stack.enter_context(client(python, folder / side, device))
+        if idle:
+            memory.append(idle)
         for number in rounds:
             for name, count in SUBJECTS.items():
                 progress(f"round {number + 1} of {args.pairs}", name)
@@ -118,36 +150,40 @@ def measure_rounds(args: argparse.Namespace, rounds: range, found: Blocks) -> No
                 found[name].append({side: sides[side](name, count // 10 if args.quick else count) for side in order})
 
 
+def compared(blocks: list[dict[str, float]]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What was found of both sides and their ratio: for the JSON, and in cells."""
+    this, other = (np.array([block[side] for block in blocks]) for side in ("this", "other"))
+    ratio = estimate(this / other)
+    medians = float(np.median(this)), float(np.median(other))
+    apart = f"{ratio.median:.3f} [{ratio.low:.3f} .. {ratio.high:.3f}]"
+    return {"this": medians[0], "other": medians[1], "ratio": ratio._asdict()}, (*map("{:.2f}".format, medians), apart)
+
+
 def find(args: argparse.Namespace) -> Finding:
     """All rounds."""
     found: Blocks = {name: [] for name in SUBJECTS}
+    memory = list[dict[str, float]]()
     for begin in range(0, args.pairs, ROUNDS):
-        measure_rounds(args, range(begin, min(begin + ROUNDS, args.pairs)), found)
+        measure_rounds(args, range(begin, min(begin + ROUNDS, args.pairs)), found, memory)
     progress("")
     rows: dict[str, dict[str, Any]] = {}
-    lines: list[tuple[str, ...]] = []
-    for name, blocks in found.items():
-        this, other = (np.array([block[side] for block in blocks]) for side in ("this", "other"))
-        ratio = estimate(this / other)
-        medians = float(np.median(this)), float(np.median(other))
-        rows[name] = {"this_us": medians[0], "other_us": medians[1], "ratio": ratio._asdict()}
-        apart = f"{ratio.median:.3f} [{ratio.low:.3f} .. {ratio.high:.3f}]"
-        lines.append((name, *(f"{us:.2f}" for us in medians), apart))
-    return Finding(lines, (), {"rows": rows}, ("", "this, us", "the other, us", "this / other"))
+    lines, more = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for name, blocks, table in (*((*item, lines) for item in found.items()), ("idle", memory, more)):
+        if blocks:
+            rows[name], cells = compared(blocks)
+            table.append((name, *cells))
+    head = "", "this, us", "the other, us", "this / other"
+    of_memory = ([*more], ("", "this, MiB", "the other, MiB", "this / other"))
+    return Finding(lines, (), {"rows": rows}, head, [of_memory] if more else [])
 
 
 BEFORE_AFTER = Inquiry(
     __doc__,
     find,
-    options={"other": {"type": Path, "metavar": "PYTHON", "help": "the interpreter of the other checkout's .venv"}},
-    pairs=31,
-)
-
-
-BEFORE_AFTER = Inquiry(
-    __doc__,
-    find,
-    options={"other": {"type": Path, "metavar": "PYTHON", "help": "the interpreter of the other checkout's .venv"}},
+    options={
+        "other": {"type": Path, "metavar": "PYTHON", "help": "the interpreter of the other checkout's .venv"},
+        "--served": {"action": "store_true", "help": "on devices that are served to a group"},
+    },
     pairs=31,
 )
 
