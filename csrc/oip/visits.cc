@@ -232,9 +232,11 @@ void visit_table::end_overdue(endings *to) {
  * stays. */
 void visit_table::bound_memory(endings *to) {
     if (inside_.empty() && going_.empty()) {
-        /* what the C library keeps of freed memory would be usual from now on */
-        if (private_bytes() > idle_bytes_ + LARGE) malloc_trim(0);
-        idle_bytes_ = private_bytes();
+        /* what the C library keeps of freed memory would be usual from now on, also where it comes
+         * little by little: so the least is what is usual */
+        uint64_t found = private_bytes();
+        if (found > idle_bytes_ + LARGE) malloc_trim(0), idle_bytes_ = found = private_bytes();
+        idle_bytes_ = std::min(idle_bytes_, found);
         with_answers_ = beyond_ = 0;
         return;
     }
