@@ -120,8 +120,8 @@ class Calls:
 
 
 def is_no_memory(answer):
-    """Whether it is the GENERAL_FAILURE for memory that is not what was said of it."""
-    said = "cannot be mapped: ", "does not describe memory"
+    """Whether it is the GENERAL_FAILURE for memory that is not what was said of it, or of a vendor's kind."""
+    said = "cannot be mapped: ", "does not describe memory", ": this device knows ashmem"
     return answer[1] == ErrorStatus.GENERAL_FAILURE and any(words in answer[2] for words in said)
 
 
