@@ -242,10 +242,11 @@ static void one_case(uint64_t seed) {
     for (uint32_t n = any(2) * any(4); n; n--) scribble(&world.random);
     if (is_short) fd = shorter_copy(fd);
     if (judge(OPEN, fmq_queue_open_fd(fd, any(4) ? NULL : "<f4", &world.queue), 0, open_errors)) {
-        if (is_storm) atomic_store(&storm.is_over, false), storm.random = seed, pthread_create(&storm.thread, NULL, scribble_on, NULL);
         fmq_queue_shape shape;
         if (fmq_queue_get_shape(world.queue, &shape)) stop("no shape", 0);
         believe(&shape);
+        /* not before: it would write where the ring no longer is */
+        if (is_storm) atomic_store(&storm.is_over, false), storm.random = seed, pthread_create(&storm.thread, NULL, scribble_on, NULL);
         for (uint32_t n = 8 + any(32); n && world.capacity < 10000 && world.element <= PAGE; n--) {
             for (uint32_t k = any(3); k; k--) scribble(&world.random);
             one_call();
