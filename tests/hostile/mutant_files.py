@@ -13,7 +13,6 @@ import argparse
 import faulthandler
 import json
 import os
-import random
 import resource
 import sys
 import traceback
@@ -141,7 +140,7 @@ def judged(device: Device, mutants: RealMutants, number: int) -> tuple[str, str]
             return checked(REFUSED, reason)
         prepared = device.prepare(model, Preparation())
         outcome = FAILS
-        for fill in (np.zeros, partial(_at_random, random.Random(number))):
+        for fill in (np.zeros, partial(_at_random, np.random.default_rng(number))):
             run_once(prepared, model, fill, LOOP_SECONDS)
         outcome = RUNS
     except MemoryError:
@@ -160,9 +159,9 @@ def checked(outcome: str, words: str) -> tuple[str, str]:
     return (outcome if len(words.split()) >= _FEWEST_WORDS else FAULT), words
 
 
-def _at_random(pick: random.Random, shape: list[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _at_random(pick: np.random.Generator, shape: list[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Any bits: indices that are far outside, numbers that are none."""
-    return np.frombuffer(pick.randbytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+    return np.frombuffer(pick.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
 
 
 def main() -> None:
