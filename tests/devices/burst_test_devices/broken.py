@@ -233,7 +233,7 @@ class _Empty(_Bound):
 
 
 class Lazy(_Executing):
-    """Brings a C function along, which bursts call, and which computes nothing."""
+    """Brings a C function along, which requests that are known call on every path, and which computes nothing."""
 
     kind = _Empty
 

@@ -31,7 +31,13 @@ BROKEN = {
         "burst": "at once: output 0 differs from that of the plain path",
     },
     "Gullible": {"burst": "was executed"},
-    "Lazy": {"operations": "values are wrong", "burst": "differs from that of the plain path"},
+    "Lazy": {
+        "operations": "values are wrong",
+        "burst": "differs from that of the plain path",
+        "device": "gets another result than a single thread",
+        "memory": "the buffer holds other values than were written to it",
+        "qos": "a chain's output differs",
+    },
     "Scribbler": {"memory": "the device wrote to 1 bytes outside of its outputs"},
     "broken_caches:Trusting": {"caching": "file 0 with bit 0 flipped: the device restores a model"},
     "broken_caches:Rereading": {
