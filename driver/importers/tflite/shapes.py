@@ -68,7 +68,7 @@ def expand_dims(call: TfliteCall) -> None:
 
 def _move(call: TfliteCall, kind: str) -> None:
     """Emit an operation on the same inputs that the HAL has for floats and 8-bit integers only."""
-    call.move(kind, *map(call.input, range(len(call))), to=call.output())
+    call.move(kind, call.input(0), *map(call.input, range(1, len(call))), to=call.output())
 
 
 def _move_booleans(call: TfliteCall, kind: str) -> None:

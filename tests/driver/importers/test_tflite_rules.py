@@ -149,6 +149,13 @@ def one(operator, *inputs, result=(2, 3), **fields):
     return w.file(outputs if isinstance(outputs, list) else [outputs])
 
 
+def without_inputs(operator):
+    """A file with one operator that has none."""
+    w = Writer()
+    w.input((2, 3), "float32")
+    return w.file([w.operator(operator, [], (2, 3))])
+
+
 def lstm_of_vectors():
     w = Writer()
     x, vector = w.input((2, 3)), w.random((4,))
@@ -227,6 +234,7 @@ REFUSED = {
     ),
     "a padding that is none": (lambda: one("MAX_POOL_2D", Padding=7), "MAX_POOL_2D", "padding 7"),
     "too few inputs": (lambda: one("ADD", F), "ADD", "input 1 is missing"),
+    "no input": (lambda: without_inputs("PAD"), "PAD", "input 0 is missing"),
     "a slope that is no number": (
         lambda: one("LEAKY_RELU", I, dtype="int32", Alpha=np.nan),
         "LEAKY_RELU",

@@ -22,7 +22,10 @@ BROKEN = {
     },
     "GENEROUS": {"burst": "gets GENERAL_FAILURE, although its shape is known beforehand"},
     "MORTAL": {"operations": "the device died"},
-    "LIAR": {"operations": "operation 0 is too much for this device"},
+    "LIAR": {
+        "operations": "operation 0 is too much for this device",
+        "burst": "operation 1 is too much for this device",
+    },
     "RACY": {"burst": "at once: output 0 differs from that of the plain path"},
     "LATCHED": {"burst": "output 0 differs from that of the plain path"},
     "SCRIBBLER": {"memory": "the device wrote to 1 bytes outside of its outputs"},
@@ -33,7 +36,10 @@ BROKEN = {
         "memory": "execute returned 77",
     },
 }
-ALSO = {"SCRIBBLER": {"operations"}}  # where the byte behind an output is another argument's
+ALSO = {
+    "SCRIBBLER": {"operations"},  # where the byte behind an output is another argument's
+    "SPOILER": {"operations"},  # where the same inputs are used again
+}
 OFTEN = {"WRONG_RESULTS", "GENEROUS", "MORTAL", "SCRIBBLER"}
 FEW = re.compile(
     r"operations/generated_(add|abs|relu)_|burst/(equals_plain/add|several|short)|memory/one_pool(_offset)?/add"
