@@ -7,6 +7,7 @@ is written to the folder, and ends the run with its traceback. Memory is limited
 """
 
 import argparse
+import os
 import random
 import resource
 import struct
@@ -177,6 +178,7 @@ def accepts(data, file=None):
             tflite.read(memoryview(data))
         else:
             file.write_bytes(data)
+            os.utime(file, (0, 0))  # of a file that was written just now, a copy waits for the next tick of its clock
             driver.load(file, form="file")
     except driver.ImportFailed:
         return False
