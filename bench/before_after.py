@@ -44,7 +44,7 @@ SUBJECTS = {  # calls of one block
 }
 # Uses public names alone, so that it runs on checkouts of any age.
 CLIENT = f"""
-import json, os, sys, time
+import contextlib, json, os, sys, time
 import numpy as np
 os.sched_setaffinity(0, {{{CLIENT_CPU}}})
 import driver
@@ -78,7 +78,8 @@ for line in sys.stdin:
     name, count = json.loads(line)
     for pid in (device.service_pid, device.engine_pid):
         for thread in os.listdir(f"/proc/{{pid}}/task"):
-            os.sched_setaffinity(int(thread), {{{DEVICE_CPU}}})
+            with contextlib.suppress(ProcessLookupError):  # it ends with a connection
+                os.sched_setaffinity(int(thread), {{{DEVICE_CPU}}})
     call, clock, samples = calls[name], time.perf_counter_ns, np.empty(count)
     for _ in range(count // 10):
         call()
