@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
-from measure import CLIENT_CPU, DEVICE_CPU, progress, scratch
+from measure import CLIENT_CPU, DEVICE_CPU, progress, scratch, shared_memory
 from question import Finding, Inquiry
 
 from driver.cli.timing import estimate
@@ -112,8 +112,8 @@ def served(python: str, directory: Path) -> Iterator[tuple[str, float]]:
             sys.exit(f"bench: {python} serves no device; its words are above")
         once = [python, "-P", "-c", "import sys, driver; driver.connect(sys.argv[1]).close()", *address]
         subprocess.run(once, env=environment(directory), cwd="/", check=True)
-        ours = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        yield address[0], sum(each.memory_full_info().pss for each in ours) / 2**20
+        below = psutil.Process(process.pid).children(recursive=True)
+        yield address[0], shared_memory([process.pid, *(each.pid for each in below)])
         process.terminate()
 
 
@@ -167,15 +167,13 @@ def find(args: argparse.Namespace) -> Finding:
     for begin in range(0, args.pairs, ROUNDS):
         measure_rounds(args, range(begin, min(begin + ROUNDS, args.pairs)), found, memory)
     progress("")
-    rows: dict[str, dict[str, Any]] = {}
-    lines, more = list[tuple[str, ...]](), list[tuple[str, ...]]()
-    for name, blocks, table in (*((*item, lines) for item in found.items()), ("idle", memory, more)):
-        if blocks:
-            rows[name], cells = compared(blocks)
-            table.append((name, *cells))
-    head = "", "this, us", "the other, us", "this / other"
-    of_memory = ([*more], ("", "this, MiB", "the other, MiB", "this / other"))
-    return Finding(lines, (), {"rows": rows}, head, [of_memory] if more else [])
+    blocks = found | ({"idle": memory} if memory else {})
+    subjects = {name: compared(each) for name, each in blocks.items()}
+    lines = [(name, *cells) for name, (_, cells) in subjects.items()]
+    times, idle, ends = lines[: len(found)], lines[len(found) :], ("this / other",)
+    more = [(idle, ("", "this, MiB", "the other, MiB", *ends))] if idle else []
+    rows = {name: row for name, (row, _) in subjects.items()}
+    return Finding(times, (), {"rows": rows}, ("", "this, us", "the other, us", *ends), more)
 
 
 BEFORE_AFTER = Inquiry(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from measure import Runs, rounds, scratch, server_process
+from measure import Runs, rounds, scratch, server_process, shared_memory
 from own_device import own_device
 from question import Question, interval
 
@@ -112,12 +111,6 @@ class Curls:
         return path
 
 
-def memory(*pids: int) -> float:
-    """MiB of these processes, shared pages counted once."""
-    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
-    return sum(int(re.search(r"^Pss: +(\d+)", text, re.MULTILINE)[1]) for text in texts) / 1024
-
-
 @contextmanager
 def served(folder: Path, device: str) -> Iterator[tuple[str, int]]:
     """The address, and the process."""
@@ -152,7 +145,7 @@ def run(args: argparse.Namespace) -> Runs:
         }
         pids = {name: side for key, (a, b) in NAMES.items() for name, side in ((a, ours), (b, theirs[key]))}
         for name in rounds(args.pairs, list(ways)):
-            runs.add(name, {"texts": ways[name](), "mib": memory(*pids[name])})
+            runs.add(name, {"texts": ways[name](), "mib": shared_memory(pids[name])})
     return runs
 
 

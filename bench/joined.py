@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import Runs, rounds, scratch
+from measure import Runs, rounds, scratch, shared_memory
 from own_device import own_device
 from question import Question, against, interval, times
 
@@ -106,12 +106,6 @@ def _used(pid: int) -> float:
     """The processor seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def shared_memory(pids: list[int]) -> float:
-    """MiB in memory, pages in proportion to who shares them."""
-    lines = (Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids)
-    return sum(int(line.split()[1]) for each in lines for line in each if line.startswith("Pss:")) / 1024
 
 
 def block(

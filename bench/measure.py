@@ -31,7 +31,7 @@ from driver.cli.timing import Estimate, estimate, in_words, order_of_round, time
 from driver.cli.timing import conditions as machine_conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -312,6 +312,12 @@ def held(pid: int | str = "self") -> dict[str, float]:
         "mappings": len(Path(f"/proc/{pid}/maps").read_text().splitlines()),
         "threads": len(os.listdir(f"/proc/{pid}/task")),
     }
+
+
+def shared_memory(pids: Iterable[int]) -> float:
+    """MiB in memory, pages in proportion to who shares them."""
+    lines = (Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids)
+    return sum(int(line.split()[1]) for each in lines for line in each if line.startswith("Pss:")) / 1024
 
 
 def cpu_seconds(pid: int) -> float:

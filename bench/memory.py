@@ -32,7 +32,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_payload import slicing
-from measure import Budget, Runs, Subject, ask, block_of, interleave, peer_block, peers_process, progress, ratio, spell
+from measure import (
+    Budget,
+    Runs,
+    Subject,
+    ask,
+    block_of,
+    interleave,
+    peer_block,
+    peers_process,
+    progress,
+    ratio,
+    shared_memory,
+    spell,
+)
 from own_device import own_device, pinned
 from question import Finding, Inquiry, beside_floors, dots
 
@@ -206,10 +219,9 @@ def _client(units: int, ready: Any, end: Any) -> None:
         end.wait()
 
 
-def device_bytes(device: RemoteDevice) -> int:
-    """Of both processes, in proportion to who shares what."""
-    rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in (device.service_pid, device.engine_pid)]
-    return sum(int(re.search(r"^Pss:\s+(\d+)", roll, re.MULTILINE)[1]) << 10 for roll in rolls)  # type: ignore[index]
+def device_memory(device: RemoteDevice) -> float:
+    """MiB of both processes, in proportion to who shares what."""
+    return shared_memory((device.service_pid, device.engine_pid))
 
 
 def weights_of(clients: Sequence[int], units: int) -> list[tuple[int, float]]:
@@ -218,13 +230,13 @@ def weights_of(clients: Sequence[int], units: int) -> list[tuple[int, float]]:
     for count in clients:
         progress("weights", f"{count} clients")
         with own_device() as device:
-            before, end, processes = device_bytes(device), context.Event(), []
+            before, end, processes = device_memory(device), context.Event(), []
             for _ in range(count):
                 ready = context.Event()
                 processes.append(context.Process(target=_client, args=(units, ready, end)))
                 processes[-1].start()
                 ready.wait()
-            found.append((count, (device_bytes(device) - before) / 2**20))
+            found.append((count, device_memory(device) - before))
             end.set()
             for process in processes:
                 process.join()
@@ -318,13 +330,13 @@ def resident(path: Path, clients: int) -> float:
     """Megabytes of the device beyond what it has without a client."""
     context = multiprocessing.get_context("spawn")
     with own_device("onnxruntime") as device:
-        before, end, processes = device_bytes(device), context.Event(), []
+        before, end, processes = device_memory(device), context.Event(), []
         for _ in range(clients):
             ready = context.Event()
             processes.append(context.Process(target=_files_client, args=(path, ready, end)))
             processes[-1].start()
             ready.wait()
-        found = (device_bytes(device) - before) / 2**20
+        found = device_memory(device) - before
         end.set()
         for process in processes:
             process.join()

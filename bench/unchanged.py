@@ -19,8 +19,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
-from joined import shared_memory
-from measure import Budget, Runs, ask, rounds, scratch
+from measure import Budget, Runs, ask, rounds, scratch, shared_memory
 from own_device import own_device
 from question import Question, against, interval, median, times
 
