@@ -89,7 +89,7 @@ class ValidationBudget:
     A validation whose client has left ends: the account's next one waits for it.
     """
 
-    def __init__(self, limits: Limits, deadline: int | None, has_left: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, limits: Limits, deadline: int | None, has_left: Callable[[], bool]) -> None:
         """`has_left`: whether the client has; any thread may ask."""
         self._has_left, self._look_at = has_left, 0.0
         self.seconds = 0.0  #: used so far
@@ -98,8 +98,9 @@ class ValidationBudget:
         self._made, self._waited = clock.now(), 0
 
     def begin(self) -> None:
-        """Begin the validation, in this thread."""
+        """Begin the validation, in this thread. Raise PeerDied."""
         self._begin, self._waited = time.thread_time(), clock.now() - self._made
+        self._check_client()
 
     def begin_work(self) -> None:
         """Note in this thread when the validation was asked for, and how long it has waited for others since."""
@@ -118,9 +119,7 @@ class ValidationBudget:
         """Raise ResourceExhaustedPersistent once the time is used up, MissedDeadline*, and PeerDied."""
         self.end()
         if self.seconds >= self._look_at:
-            self._look_at = self.seconds + _LOOK
-            if self._has_left():
-                raise PeerDied("the client has left: nobody waits for this model")
+            self._check_client()
         if self.deadline is not None:
             check("preparing", self.deadline)
         if self.seconds > self._most:
@@ -128,6 +127,11 @@ class ValidationBudget:
                 f"validating this model takes more than validate_seconds = {self._most:g} s of a processor; prepare a "
                 f"smaller model{or_raise('validate_seconds')}"
             )
+
+    def _check_client(self) -> None:
+        self._look_at = self.seconds + _LOOK
+        if self._has_left():
+            raise PeerDied("the client has left: nobody waits for this model")
 
 
 class Validator:
@@ -180,9 +184,8 @@ class Validator:
     ) -> Explained:
         """`sizes`: gets the bytes of the model."""
         own: list[int] = []
-        budget.begin()
         try:
-            budget()
+            budget.begin()
             own += [os.dup(fd) for fd in fds] if self._query else []
             memory = sealed(fds, where)
             sizes.append(memory.nbytes)
