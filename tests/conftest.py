@@ -16,6 +16,8 @@ import hung_tests
 import pytest
 import together
 
+TESTS = Path(__file__).parent
+
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else gRPC starts threads in every process that a later test forks
 
 
@@ -27,7 +29,7 @@ def pytest_sessionstart(session):
     """Ends the run where the installed package does not have the entry points of pyproject.toml: tests need them. From
     now on, a test that hangs is ended.
     """
-    text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text()
+    text = TESTS.parent.joinpath("pyproject.toml").read_text()
     wanted = tomllib.loads(text)["project"]["entry-points"]
     found = metadata.entry_points()
     if any(set(found.select(group=group).names) < set(names) for group, names in wanted.items()):
@@ -63,8 +65,10 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """First the files that lie beside this one: they are long, would come last, and one may keep a worker waiting."""
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    """First the files that lie beside this one, and the hostile ones: they are long, would come last, and one may keep a
+    worker waiting.
+    """
+    items.sort(key=lambda item: item.path.parent not in {TESTS, TESTS / "hostile"})
 
 
 _tally, _rows = Counter(), defaultdict(list)

@@ -23,11 +23,11 @@ Array = NDArray[Any]
 Look = Callable[[], object]
 Slices = tuple[slice, ...]
 
-ELEMENTS = 1 << 19
-"""Elements that one call of numpy goes over: 0.1 to 5 milliseconds of work, against which a look is nothing."""
+ELEMENTS = 1 << 18
+"""Elements that one call of numpy goes over: 0.05 to 6 milliseconds of work, against which a look is nothing."""
 
 PRODUCTS = 1 << 25
-"""Products that one call adds up in a matrix product, which takes a 64th of the time of other calls for each."""
+"""Products that one call adds up in a matrix product, which takes a hundredth of the time of other calls for each."""
 
 _TERMS = 1 << 22
 """Elements of one factor of a product, which BLAS reads from memory; twice the terms of one sum."""

@@ -185,7 +185,7 @@ def test_a_device_of_wire_version_1(library, place):
     burst.close()
 
 
-KILLS = [5, pytest.param(stress.times(6000), marks=pytest.mark.stress)]
+KILLS = [5, pytest.param(stress.times(2000), marks=pytest.mark.stress)]
 
 
 @pytest.mark.parametrize("kills", KILLS)

@@ -92,14 +92,14 @@ def _hits(_source: Tensor, _result: Tensor) -> tuple[float, int]:
 
 
 LOW_HALF = 0xFFFFFFFF
-STRIP = 1 << 12
+STRIP = 1 << 11
 """What is searched for at a time."""
 
 DRAWN = 1 << 16
 """Samples drawn at a time."""
 
 SORTED = 1 << 20
-"""Elements that are partitioned or sorted at a time."""
+"""Elements that are partitioned or added up at a time, at most."""
 
 
 def _best_shape(call: Call) -> tuple[Dimensions, Dimensions]:
@@ -123,14 +123,30 @@ def _sortable(values: Array) -> Array:
 def _take_best(look: Look, source: Array, values: Array, indices: Array) -> None:
     """Write the largest of each row of `source`, and where they were; of equals the later one comes first."""
     size, k = source.shape[-1], values.shape[-1]
-    for (rows,) in pieces(source.shape[:1], max(1, SORTED // size)):
+    width = max(ELEMENTS, 2 * k)
+    for (rows,) in pieces(source.shape[:1], max(1, width // size)):
         best = np.empty((len(source[rows]), 0), np.int64)
-        for start in range(0, size, SORTED - k):
+        for start in range(0, size, width - k):
             look()
-            best = _largest(source[rows], start, min(size, start + SORTED - k), best, k=k)
-        found = np.sort(best)[:, ::-1] & LOW_HALF
-        np.copyto(values[rows], np.take_along_axis(source[rows], found, -1))
-        np.copyto(indices[rows], found, casting="unsafe")
+            best = _largest(source[rows], start, min(size, start + width - k), best, k=k)
+        _sort(look, best)
+        for piece in pieces(best.shape, SORTED // 16):
+            look()
+            found = best[:, ::-1][piece] & LOW_HALF
+            np.copyto(values[rows][piece], np.take_along_axis(source[rows][piece[0]], found, 1))
+            np.copyto(indices[rows][piece], found, casting="unsafe")
+
+
+def _sort(look: Look, keys: Array) -> None:
+    """Sort the keys of each row in place, many of them in halves."""
+    look()
+    half = keys.shape[1] // 2
+    if half <= SORTED // 32:
+        keys.sort(axis=1)
+        return
+    keys.partition(half, axis=1)
+    _sort(look, keys[:, :half])
+    _sort(look, keys[:, half:])
 
 
 def _largest(rows: Array, start: int, stop: int, among: Array, k: int) -> Array:
@@ -202,10 +218,11 @@ def _draw_classes(look: Look, logits: Array, seeds: Array, result: Array) -> Non
     for start in range(0, result.shape[1], width):
         part = result[:, start : start + width]
         for (some,) in pieces((batch,), max(1, STRIP // part.shape[1])):
-            look()
             targets = rows[some] + 1j * (random.random(part[some].shape) * sums[some, -1:])
-            found = np.searchsorted(ordered.reshape(-1), targets, side="right")
-            np.copyto(part[some], found - rows[some] * classes, casting="unsafe")
+            for piece in pieces(targets.shape, STRIP):
+                look()
+                found = np.searchsorted(ordered.reshape(-1), targets[piece], side="right")
+                np.copyto(part[some][piece], found - rows[some][piece[0]] * classes, casting="unsafe")
 
 
 def _number(rows: Array, sums: Array, ordered: Array) -> None:

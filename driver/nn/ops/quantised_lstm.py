@@ -79,9 +79,9 @@ def _gate_value(
     """Compute one gate of some sequences, from products of (values, weights, multiplier), peephole (weights,
     multiplier), norm and activation.
     """
-    look()
     total = np.zeros_like(cell)
     for values, matrix, multiplier in products:
+        look()
         total = saturate(total + scaled(_product(look, values[rows], matrix), multiplier))
     if peephole is not None:
         weights, multiplier = peephole

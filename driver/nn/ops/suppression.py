@@ -323,11 +323,13 @@ def _propose(call: Call, scores: Array, deltas: Array, size: Array, anchors: Arr
         boxes[rows] = transform(anchors[rows], moves[rows], size)[:, 0]
     best = np.argsort(-flat, kind="stable")[: before if before > 0 else None]
     call.look()
-    extent = boxes[best, 2:] - boxes[best, :2]
-    centre = boxes[best, :2] + extent / 2
-    call.look()
-    stays = ((extent > smallest) & (centre < size[:, ::-1])).all(axis=1) & ~np.isnan(flat[best])
-    best = best[stays]
+    stays = np.empty(len(best), np.bool_)
+    for (rows,) in pieces(best.shape, BLOCK):
+        call.look()
+        low, high = np.split(boxes[best[rows]], 2, axis=1)
+        extent = high - low
+        stays[rows] = ((extent > smallest) & (low + extent / 2 < size[:, ::-1])).all(axis=1)
+    best = best[stays & ~np.isnan(flat[best])]
     call.look()
     taken, _ = suppress(call.look, boxes[best], flat[best], after, weaken=hard(threshold))
     return flat[best[taken]], boxes[best[taken]]
