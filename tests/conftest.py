@@ -65,9 +65,7 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """First the files that lie beside this one, and the hostile ones: they are long, would come last, and one may keep a
-    worker waiting.
-    """
+    """First the files beside this one and hostile ones: they are long, and a late one keeps other workers waiting."""
     items.sort(key=lambda item: item.path.parent not in {TESTS, TESTS / "hostile"})
 
 
