@@ -7,7 +7,8 @@ one side is measured, the other sleeps. Every round runs a block of each subject
 After five rounds all four processes start anew, because two processes of one checkout differ by a few percent for as
 long as they live: the pages that they got are others. The figures are the median of the paired ratios, this checkout
 over the other, and its 95 % interval. --served: on devices that `burst serve reference --group` serves; and what all
-processes of such a device hold after a client has come and gone (PSS), of one device of each checkout in five rounds.
+processes of such a device hold after a client has come and gone (PSS; each checkout's device shares its libraries with
+the other's), of one device of each checkout in five rounds.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def served(python: str, directory: Path) -> Iterator[tuple[str, float]]:
-    """A device of one checkout, served to this process's group: its address, and its MiB after a client."""
+def served(python: str, directory: Path) -> Iterator[tuple[str, list[int]]]:
+    """A device of one checkout, served to this process's group: its address, and its processes after a client."""
     words = [python, "-P", "-m", "driver.cli", "serve", "reference", "--group", str(os.getgid())]
     words += ["--dir", str(directory / "served")]
     with subprocess.Popen(words, env=environment(directory), **PIPES) as process:
@@ -113,7 +114,7 @@ def served(python: str, directory: Path) -> Iterator[tuple[str, float]]:
         once = [python, "-P", "-c", "import sys, driver; driver.connect(sys.argv[1]).close()", *address]
         subprocess.run(once, env=environment(directory), cwd="/", check=True)
         below = psutil.Process(process.pid).children(recursive=True)
-        yield address[0], shared_memory([process.pid, *(each.pid for each in below)])
+        yield address[0], [process.pid, *(each.pid for each in below)]
         process.terminate()
 
 
@@ -135,15 +136,17 @@ def client(python: str, directory: Path, device: str) -> Iterator[Measure]:
 def measure_rounds(args: argparse.Namespace, rounds: range, found: Blocks, memory: list[dict[str, float]]) -> None:
     """Add rounds of both checkouts, in processes of their own, and what their served devices hold."""
     with ExitStack() as stack:
-        folder, sides, idle = stack.enter_context(scratch()), dict[str, Measure](), dict[str, float]()
-        for side, python in (("this", sys.executable), ("other", str(args.other.absolute()))):
+        folder, pythons = stack.enter_context(scratch()), {"this": sys.executable, "other": str(args.other.absolute())}
+        for side in pythons:
             (folder / side).mkdir(mode=0o700)
-            device = "reference"
-            if args.served:
-                device, idle[side] = stack.enter_context(served(python, folder / side))
-            sides[side] = stack.enter_context(client(python, folder / side, device))
-        if idle:
-            memory.append(idle)
+        devices = dict.fromkeys(pythons, "reference")
+        if args.served:
+            both = {side: stack.enter_context(served(python, folder / side)) for side, python in pythons.items()}
+            devices = {side: address for side, (address, _) in both.items()}
+            memory.append({side: shared_memory(pids) for side, (_, pids) in both.items()})
+        sides = {
+            side: stack.enter_context(client(python, folder / side, devices[side])) for side, python in pythons.items()
+        }
         for number in rounds:
             for name, count in SUBJECTS.items():
                 progress(f"round {number + 1} of {args.pairs}", name)
