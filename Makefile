@@ -49,16 +49,15 @@ check: $(VENV)/check $(VENV)/test ## linters, types, and tests that read the sou
 	$(BIN)/check-jsonschema --schemafile packaging/home-assistant/config.schema.json packaging/home-assistant/wake_words/config.yaml
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
-# A tenth of every long test, sized for two hours on two cores; both parts end with what was done, the second one with the table of attacks, too.
+# A twentieth of every long test, sized for two hours on two cores; both parts end with what was done, the second one with the table of attacks, too.
 # BURST_STRESS=1 is the full length.
-stress: export BURST_STRESS ?= 0.1
 stress: export OPENBLAS_NUM_THREADS ?= 1
 # Attacks and the soak measure honest accounts, so they run alone, behind the others, and whatever came of those.
 ALONE := tests/hostile/test_attacks.py tests/hostile/test_soak.py
 STRESS := -o faulthandler_timeout=3600 -m "stress or attacks"
-stress: $(VENV)/test fuzzers ## a tenth of every long test, two hours
-	$(RUN_TESTS) --dist load --maxschedchunk 1 -n 3 $(STRESS) $(ALONE:%=--ignore %); others=$$?; \
-	$(BIN)/python -m pytest -s $(STRESS) $(ALONE) && exit $$others
+stress: $(VENV)/test fuzzers ## a twentieth of every long test, and the soak: two hours
+	BURST_STRESS=$${BURST_STRESS:-0.05} $(RUN_TESTS) --dist load --maxschedchunk 1 -n 3 $(STRESS) $(ALONE:%=--ignore %); others=$$?; \
+	BURST_STRESS=$${BURST_STRESS:-0.1} $(BIN)/python -m pytest -s $(STRESS) $(ALONE) && exit $$others
 
 # Sample after sample until the totals are reached, over as many runs as it takes: tests/stress-ledger.json keeps what was done.
 stress-long: $(VENV)/test fuzzers ## long tests until their totals are reached, over several runs

@@ -3,7 +3,7 @@
     python tests/stress.py [--only FIGURE …] [--minutes M]    goes on where the last run stopped, up to the totals
     python tests/stress.py --table                            what has been done so far
 
-`BURST_STRESS` scales them: 1, the default, is the full length, of hours; `make stress` takes a tenth, sized for two
+`BURST_STRESS` scales them: 1, the default, is the full length, of hours; `make stress` takes a twentieth, sized for two
 hours on two cores. `make stress-long` runs such parts until the totals are reached, and writes each into
 tests/stress-ledger.json, with the commit that it ran on, and into tests/README.md. It can be stopped and started
 again at any time.
