@@ -106,11 +106,21 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.line(line)
 
 
+def pytest_sessionfinish(session):
+    """A worker hands its figures over."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["figures"] = dict(_tally), dict(_rows)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error):
-    """How a worker ended that should not have: by which signal, or with which status."""
+    """The figures of a worker; or how one ended that should not have: by which signal, or with which status."""
     if error:
         print(f"\n{node.gateway.id} ended with {node.gateway._io.wait()}", file=sys.stderr)
+    done, tables = getattr(node, "workeroutput", {}).get("figures", ({}, {}))
+    _tally.update(done)
+    for head, rows in tables.items():
+        _rows[head] += rows
 
 
 @pytest.fixture(autouse=True)

@@ -56,8 +56,32 @@ def test_a_budget_shortens(monkeypatch):
     assert (stress.times(5000), stress.seconds(60)) == (10_000, 60)
 
 
+COUNTING = """
+import pytest
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_it(tally, table_row, times):
+    tally("things", times)
+    table_row("a head", f"row {times}")
+"""
+
+
+def test_workers_hand_their_figures_over(tmp_path):
+    """What tests have done side by side stands in one table at the end."""
+    (tmp_path / "test_it.py").write_text(COUNTING)
+    words = [sys.executable, "-m", "pytest", "-n", "2", "-p", "conftest", "test_it.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 things" in done.stdout
+    assert {"a head", "row 1", "row 2", "row 3"} <= set(done.stdout.splitlines())
+
+
 def test_make_has_both_targets():
-    """`make stress` takes a tenth; `make stress-long` goes on where it stopped."""
-    done = subprocess.run(["make", "-n", "stress-long"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "tests/stress.py" in done.stdout
-    assert "BURST_STRESS ?= 0.1" in (ROOT / "Makefile").read_text()
+    """`make stress` takes a twentieth, and a tenth of what runs alone; `make stress-long` goes on where it stopped."""
+    for target, words in {
+        "stress": ("BURST_STRESS:-0.05}", "BURST_STRESS:-0.1}"),
+        "stress-long": ("tests/stress.py",),
+    }.items():
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert all(word in done.stdout for word in words)
