@@ -52,11 +52,12 @@ check: $(VENV)/check $(VENV)/test ## linters, types, and tests that read the sou
 # A twentieth of every long test, sized for two hours on two cores; both parts end with what was done, the second one with the table of attacks, too.
 # BURST_STRESS=1 is the full length.
 stress: export OPENBLAS_NUM_THREADS ?= 1
-# Attacks and the soak measure honest accounts, so they run alone, behind the others, and whatever came of those.
-ALONE := tests/hostile/test_attacks.py tests/hostile/test_soak.py
+# Attacks and the soak measure honest accounts, and the demo's page shows how busy the processors are: these run alone, behind the others, and
+# whatever came of those.
+ALONE := tests/hostile/test_attacks.py tests/hostile/test_soak.py tests/driver/demos/test_web_page.py
 STRESS := -o faulthandler_timeout=3600 -m "stress or attacks"
 stress: $(VENV)/test fuzzers ## a twentieth of every long test, and the soak: two hours
-	BURST_STRESS=$${BURST_STRESS:-0.05} $(RUN_TESTS) --dist load --maxschedchunk 1 -n 3 $(STRESS) $(ALONE:%=--ignore %); others=$$?; \
+	BURST_STRESS=$${BURST_STRESS:-0.05} $(RUN_TESTS) --dist load --maxschedchunk 1 -n 2 $(STRESS) $(ALONE:%=--ignore %); others=$$?; \
 	BURST_STRESS=$${BURST_STRESS:-0.1} $(BIN)/python -m pytest -s $(STRESS) $(ALONE) && exit $$others
 
 # Sample after sample until the totals are reached, over as many runs as it takes: tests/stress-ledger.json keeps what was done.
