@@ -101,6 +101,9 @@ DRAWN = 1 << 16
 SORTED = 1 << 20
 """Elements that are partitioned or added up at a time, at most."""
 
+IN_ORDER = 1 << 16
+"""Elements that are sorted, or gathered in their order, at a time."""
+
 
 def _best_shape(call: Call) -> tuple[Dimensions, Dimensions]:
     *outer, size = call.shape(0)
@@ -130,7 +133,7 @@ def _take_best(look: Look, source: Array, values: Array, indices: Array) -> None
             look()
             best = _largest(source[rows], start, min(size, start + width - k), best, k=k)
         _sort(look, best)
-        for piece in pieces(best.shape, SORTED // 16):
+        for piece in pieces(best.shape, IN_ORDER):
             look()
             found = best[:, ::-1][piece] & LOW_HALF
             np.copyto(values[rows][piece], np.take_along_axis(source[rows][piece[0]], found, 1))
@@ -140,10 +143,10 @@ def _take_best(look: Look, source: Array, values: Array, indices: Array) -> None
 def _sort(look: Look, keys: Array) -> None:
     """Sort the keys of each row in place, many of them in halves."""
     look()
-    half = keys.shape[1] // 2
-    if half <= SORTED // 32:
+    if keys.shape[1] <= IN_ORDER:
         keys.sort(axis=1)
         return
+    half = keys.shape[1] // 2
     keys.partition(half, axis=1)
     _sort(look, keys[:, :half])
     _sort(look, keys[:, half:])
@@ -217,12 +220,12 @@ def _draw_classes(look: Look, logits: Array, seeds: Array, result: Array) -> Non
     width = max(1, DRAWN // batch)
     for start in range(0, result.shape[1], width):
         part = result[:, start : start + width]
-        for (some,) in pieces((batch,), max(1, STRIP // part.shape[1])):
-            targets = rows[some] + 1j * (random.random(part[some].shape) * sums[some, -1:])
-            for piece in pieces(targets.shape, STRIP):
-                look()
-                found = np.searchsorted(ordered.reshape(-1), targets[piece], side="right")
-                np.copyto(part[some][piece], found - rows[some][piece[0]] * classes, casting="unsafe")
+        for piece in pieces(part.shape, STRIP):
+            look()
+            some = piece[0]
+            targets = rows[some] + 1j * (random.random(part[piece].shape) * sums[some, -1:])
+            found = np.searchsorted(ordered.reshape(-1), targets, side="right")
+            np.copyto(part[piece], found - rows[some] * classes, casting="unsafe")
 
 
 def _number(rows: Array, sums: Array, ordered: Array) -> None:
