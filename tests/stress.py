@@ -108,7 +108,7 @@ def sentence(runs: list[dict[str, Any]]) -> str:
         return "`make stress-long` has not run yet."
     known = commits(runs, *GOALS)
     on = f"commit {known[0]}" if len(known) == 1 else f"commits {known[0]} to {known[-1]}"
-    text = f"So far `make stress-long` has come to {', '.join(found)}: [ledger](stress-ledger.json), {on}."
+    text = f"So far long runs have come to {', '.join(found)}: [ledger](stress-ledger.json), {on}."
     return "\n".join(textwrap.wrap(text, 130, break_long_words=False, break_on_hyphens=False))
 
 

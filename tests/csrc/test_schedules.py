@@ -107,7 +107,7 @@ def test_no_schedule_loses_a_wake_up(build):
 
 @pytest.mark.stress
 def test_no_schedule_loses_a_wake_up_with_four_preemptions(build, tally):
-    """The same with every schedule of up to four preemptions: bounded, about a million."""
+    """The same with every schedule of up to four preemptions: bounded, about six million."""
     print(out := explorer(build)("4", timeout=3000))
     tally("schedules", sum(int(n) for n in re.findall(r": (\d+) schedules", out)))
 

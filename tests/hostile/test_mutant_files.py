@@ -91,7 +91,7 @@ def test_mutants_reach_no_neighbour(kind, tally):
 
 @pytest.mark.stress
 def test_a_million_mutants_reach_no_neighbour(kind, tally):
-    """Half a million of each kind, or as many as the budget allows, from another seed each time."""
+    """As many as `TOTAL` says, or as the budget allows, from another seed each time."""
     times = stress.times(TOTAL[kind])
     check(kind, times, stress.times(BROUGHT), tally)
     tally(f"mutants in file form, {kind}", times)
