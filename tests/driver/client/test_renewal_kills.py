@@ -12,7 +12,6 @@ import stress
 
 from driver.client.recovery import Revivals
 
-
 MOST = 20_000  # requests between a renewal and a kill: they take about twice as long as the renewal
 
 
