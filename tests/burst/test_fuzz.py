@@ -20,9 +20,8 @@ PROGRAM = Path(fuzz_parsers.__file__)
 PACKETS = ("request1", "request2", "result1", "result2")
 MESSAGES = ("memories", "descriptors")
 # Edges of coverage, of packets those of the oracle; each is reached within seconds. What is missing is what only the
-# encoders do, and of messages a check or two that a seed may not come to.
-FLOOR = {"request1": 40, "request2": 51, "result1": 49, "result2": 50, "memories": 120, "descriptors": 125}
-LEAST_MESSAGES = 200_000  # that come to the floor, whatever the budget is
+# encoders do, and of messages a check that some seeds do not come to.
+FLOOR = {"request1": 40, "request2": 51, "result1": 49, "result2": 50, "memories": 125, "descriptors": 125}
 guided = pytest.mark.skipif(
     not importlib.util.find_spec("atheris"), reason="no atheris (make .venv/fuzz; it needs CPython and x86-64)"
 )
@@ -138,12 +137,13 @@ def test_deeply_nested_messages(name):
 def test_the_fuzzer_finds_nothing(tmp_path, tally):
     """More than 10^7 packets, guided by coverage, and a million messages, times the budget; two parsers at a time.
 
+    Whatever the budget, 200,000 messages of each kind, because 30,000 do not always come to the floor.
     A quarter of an hour each at most; about three minutes in all while nobody else needs the two cores.
     """
 
     def one(target):
         seed = random.randrange(1, 2**31)
-        inputs = stress.times(2_600_000) if target in PACKETS else max(LEAST_MESSAGES, stress.times(600_000))
+        inputs = stress.times(2_600_000) if target in PACKETS else max(200_000, stress.times(600_000))
         options = "--inputs", inputs, "--seconds", 900, "--seed", seed, "--folder", tmp_path
         count, accepted, said, out = fuzz_parsers.finds_nothing(PROGRAM, target, *options, patience=960)
         coverage = int(re.findall(r"cov: (\d+)", out)[-1])
@@ -165,6 +165,6 @@ def test_the_fuzzer_finds_nothing(tmp_path, tally):
 @pytest.mark.stress
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_fuzzer_finds_a_bug(bug, tmp_path):
-    """Each is found, within half a minute where nobody else needs the processors, and the input is kept."""
+    """Each is found, however busy the processors are, and the input is kept."""
     finds(bug, "--seconds", 600, "--folder", tmp_path, patience=660)
     assert list(tmp_path.glob("*-*"))

@@ -12,8 +12,6 @@ import stress
 
 from driver.client.recovery import Revivals
 
-MOST = 20_000  # requests between a renewal and a kill: they take about twice as long as the renewal
-
 
 def frame(n):
     return np.array([[n, 1, 2, 3]], np.float32)
@@ -31,7 +29,8 @@ def test_kills_at_random_moments(place, kit, monkeypatch, tally, count):
             for _ in range(times := count if count < 10 else stress.times(count)):
                 with contextlib.suppress(Exception):  # it may just have been killed
                     device.connection.call("renew", "a test")
-                for left in range(chance.randrange(MOST), -1, -1):
+                # so many requests take about twice as long as a renewal
+                for left in range(chance.randrange(20_000), -1, -1):
                     n = next(numbers) % 10**6
                     pending.append((n, burst.submit(frame(n))))
                     if len(pending) == 4:
